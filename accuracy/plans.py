@@ -1,0 +1,134 @@
+"""Precision plans: the text people write, parsed, checked and printed back.
+
+Grammar (contract): ``READ[/RECURRENCE]@L[+option…]`` or ``baseline``; options once each in any order, printed in the
+order fold, readout, buf, scope, sr, dot, track, spec with defaults left out. No torch is imported here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from driftgate.errors import UsageError
+from driftgate.kernels.contract import Fold, Readout, ReplayOptions
+from driftgate.quant.formats import get_format
+
+__all__ = ["BASELINE", "PrecisionPlan", "Role"]
+
+MAX_LENGTH = 256
+"""Greatest L: beyond it a buffer of a 128 x 128 head is larger than the state that it saves writing."""
+
+_TEXT = re.compile(r"(?P<read>[a-z0-9_]+)(?:/(?P<recurrence>[a-z0-9_]+))?@(?P<length>-?\d+)(?P<options>(?:\+[^+]*)*)")
+_FLAGS = {
+    "exact": ("fold", Fold.EXACT),
+    "cached": ("fold", Fold.CACHED),
+    "output_only": ("readout", Readout.OUTPUT_ONLY),
+    "exact_readout": ("readout", Readout.EXACT_READOUT),
+}
+_PLANNED = ("head", "sr", "state_output", "dot", "spec")
+"""Options of the grammar whose kernels this version does not have."""
+
+
+class Role(Enum):
+    """What a plan is in a run: a candidate is gated, a control is expected to drift and never fails the gate."""
+
+    CANDIDATE = "candidate"
+    CONTROL = "control"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionPlan:
+    """One precision of the recurrent state.
+
+    Args:
+        options: the numeric part, as kernels read it.
+
+    Examples:
+        >>> str(PrecisionPlan.parse("nvfp4/fp32@16+exact"))
+        'nvfp4/fp32@16'
+        >>> PrecisionPlan.parse("nvfp4/fp32@16").options.split
+        True
+    """
+
+    options: ReplayOptions
+
+    @classmethod
+    def parse(cls, text: str) -> PrecisionPlan:
+        """Read a plan.
+
+        Args:
+            text: e.g. ``"nvfp4/fp32@16+cached"``.
+
+        Raises:
+            UsageError: one line that names what is wrong and what would be right.
+        """
+        text = text.strip()
+        if text == "baseline":
+            return BASELINE
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise UsageError(f"plan {text!r}: expected READ[/RECURRENCE]@L[+option...], e.g. nvfp4/fp32@16, or baseline")
+        read = get_format(match["read"])
+        recurrence = get_format(match["recurrence"] or match["read"])
+        length = int(match["length"])
+        if not 1 <= length <= MAX_LENGTH:
+            raise UsageError(f"plan {text!r}: L must be 1 to {MAX_LENGTH}, got {length}")
+        if read.bits > recurrence.bits:
+            raise UsageError(
+                f"plan {text!r}: READ {read.name} is wider than RECURRENCE {recurrence.name}; "
+                f"write {recurrence.name}@{length} or swap the two"
+            )
+        fields = _parse_options(text, match["options"])
+        options = ReplayOptions(read=read.name, recurrence=recurrence.name, length=length, **fields)  # type: ignore[arg-type]
+        if "buffer" in fields and not options.keeps_corrections:
+            raise UsageError(f"plan {text!r}: +buf has no effect, exact readout with exact fold keeps no corrections")
+        return cls(options=options)
+
+    def __str__(self) -> str:
+        o = self.options
+        if o.step_by_step:
+            return "baseline"
+        text = f"{o.read}/{o.recurrence}@{o.length}" if o.split else f"{o.read}@{o.length}"
+        if o.fold is not Fold.EXACT:
+            text += f"+{o.fold.value}"
+        if o.readout is not Readout.OUTPUT_ONLY:
+            text += f"+{o.readout.value}"
+        if o.buffer != "fp32":
+            text += f"+buf={o.buffer}"
+        if o.track:
+            text += f"+track={o.track}"
+        return text
+
+    @property
+    def low_precision(self) -> bool:
+        """Whether any format of the plan is below FP32."""
+        return self.options.read != "fp32" or self.options.recurrence != "fp32"
+
+
+def _parse_options(text: str, options: str) -> dict[str, object]:
+    """Options of a plan text as keyword arguments of ReplayOptions."""
+    fields: dict[str, object] = {}
+    for option in options.split("+")[1:]:
+        name, _, value = option.partition("=")
+        if name in _PLANNED:
+            raise UsageError(f"plan {text!r}: +{name} is not available in this version; leave it out")
+        if name in _FLAGS and not value:
+            field, parsed = _FLAGS[name]
+        elif name == "buf" and value in ("fp32", "bf16"):
+            field, parsed = "buffer", value
+        elif name == "track" and value.isdecimal() and int(value) >= 1:
+            field, parsed = "track", int(value)
+        else:
+            raise UsageError(
+                f"plan {text!r}: unknown option +{option}; known: +exact +cached +output_only +exact_readout "
+                "+buf=bf16|fp32 +track=N"
+            )
+        if field in fields:
+            raise UsageError(f"plan {text!r}: +{option} contradicts or repeats another option; give it once")
+        fields[field] = parsed
+    return fields
+
+
+BASELINE = PrecisionPlan(options=ReplayOptions())
+"""FP32 state, the step-by-step kernel: read and written at every step."""

@@ -1,0 +1,365 @@
+"""What a run folder holds: the schema of results.json, the manifest, and the frames; read and written here alone.
+
+Notable: no torch, so that a stored run renders on a laptop. Files are written beside their place and renamed, so that
+an interrupted run never leaves half a file. Undefined numbers are null, never NaN.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from driftgate.errors import InputError
+
+__all__ = [
+    "SCHEMA_VERSION", "Backends", "BitwiseRecord", "BytesRecord", "CounterRecord", "CrossCheck", "DeltaP", "DriftRecord",
+    "KlRecord", "LayerState", "Manifest", "NoiseFloor", "PerplexityRecord", "PlanRecord", "ProportionRecord", "Results",
+    "RunData", "StateRecord", "TaskRecord", "Verdict", "VerdictRecord", "load_run", "save_run", "write_text",
+]  # fmt: skip
+
+SCHEMA_VERSION = 1
+Verdict = Literal["pass", "fail", "inconclusive", "invalid"]
+
+
+class Record(BaseModel):
+    """Base of all records: unknown keys are refused, non-finite numbers become null."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    def model_post_init(self, _context: Any) -> None:
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                setattr(self, name, None)
+
+
+R = TypeVar("R", bound=Record)
+
+
+class KlRecord(Record):
+    """KL(baseline‖plan) in nats per step; names follow llama.cpp's --kl-divergence."""
+
+    mean: float | None
+    ci_low: float | None
+    ci_high: float | None
+    geo_mean: float | None
+    geo_ci_low: float | None
+    geo_ci_high: float | None
+    max: float | None
+    p99_9: float | None
+    p99: float | None
+    p95: float | None
+    p90: float | None
+    median: float | None
+    p10: float | None
+    p5: float | None
+    p1: float | None
+    p0_1: float | None
+    min: float | None
+    n_steps: int
+    n_effective: float | None
+    n_nonfinite: int
+    first_nonfinite_step: int | None
+    n_negative: int
+
+
+class ProportionRecord(Record):
+    """A fraction with its two-sided 95 % interval."""
+
+    value: float | None
+    ci_low: float | None
+    ci_high: float | None
+
+
+class DeltaP(Record):
+    """p_plan - p_baseline of the true next token."""
+
+    mean: float | None
+    rms: float | None
+    max: float | None
+    min: float | None
+
+
+class PerplexityRecord(Record):
+    """exp of the mean negative log likelihood of the true next token, and plan / baseline."""
+
+    plan: float | None
+    baseline: float | None
+    ratio: float | None
+    ratio_ci_low: float | None
+    ratio_ci_high: float | None
+
+
+class OffsetPoint(Record):
+    """Mean KL of the steps that found ``offset`` buffered entries."""
+
+    offset: int
+    mean: float | None
+    n: int
+
+
+class PositionPoint(Record):
+    """Mean KL of the positions low … high (inclusive)."""
+
+    low: int
+    high: int
+    mean: float | None
+    n: int
+
+
+class DriftRecord(Record):
+    """How KL grows with position: slopes of ln KL on ln position."""
+
+    slope: float | None
+    slope_ci_low: float | None
+    slope_ci_high: float | None
+    excess_slope: float | None
+    law: Literal["flat", "saturating", "growing"] | None
+    by_window_offset: list[OffsetPoint]
+    by_position: list[PositionPoint]
+
+
+class LayerState(Record):
+    """Relative Frobenius errors of one recurrent layer, means over heads and flushes (output: steps)."""
+
+    layer: int
+    read_error: float | None
+    checkpoint_error: float | None
+    trajectory_error: float | None
+    output_error: float | None
+    read_error_max: float | None
+    checkpoint_error_max: float | None
+    trajectory_error_max: float | None
+    output_error_max: float | None
+
+
+class StateRecord(Record):
+    """State errors by layer."""
+
+    layers: list[LayerState]
+
+
+class CounterRecord(Record):
+    """Events counted per (row, layer, step); prefill counts as nothing."""
+
+    low_precision_reads: int
+    flushes: int
+    requantizations: int
+
+
+class BytesRecord(Record):
+    """Bytes per sequence over all recurrent layers; traffic per step by formula."""
+
+    checkpoint: int
+    read_copy: int
+    buffer: int
+    traffic_per_step: float
+    traffic_ratio: float
+    state_ratio: float
+
+
+class TaskRecord(Record):
+    """Paired comparison of one plan with the baseline on one task; accuracies and bounds are fractions."""
+
+    n: int
+    repeats: int
+    accuracy: float | None
+    baseline_accuracy: float | None
+    delta: float | None
+    ci_low: float | None
+    ci_high: float | None
+    lost: int
+    gained: int
+    p_value: float | None
+    cap_hits: int
+    unparsed: int
+    verdict: Verdict
+
+
+class PlanRecord(Record):
+    """Everything measured of one plan."""
+
+    role: Literal["candidate", "control"]
+    kl: KlRecord
+    same_top_p: ProportionRecord
+    delta_p: DeltaP
+    ppl: PerplexityRecord
+    drift: DriftRecord
+    state: StateRecord
+    counters: CounterRecord
+    bytes: BytesRecord
+    free_running: dict[str, Any] | None = None
+    tasks: dict[str, TaskRecord] = Field(default_factory=dict)
+
+
+class BitwiseRecord(Record):
+    """One bit-exact case: equal, or where and by how much it differs."""
+
+    invariant: str
+    recurrence: str
+    case: dict[str, Any]
+    equal: bool
+    n_different: int
+    max_ulp: int
+    first_different: dict[str, Any] | None
+
+
+class NoiseFloor(Record):
+    """KL of FP32 under another legal launch."""
+
+    kl_mean: float | None
+    kl_max: float | None
+
+
+class CrossCheck(Record):
+    """Greatest difference of logits between the drift backend and the interpreted Triton kernels, same tokens."""
+
+    steps: int
+    max_abs_difference: float | None
+    by_plan: dict[str, float | None] = Field(default_factory=dict)
+
+
+class Backends(Record):
+    """Which backend produced which figures."""
+
+    drift: Literal["triton", "triton-interpret", "torch"]
+    tasks: Literal["triton", "triton-interpret", "torch"]
+    cross_check: CrossCheck | None
+
+
+class VerdictRecord(Record):
+    """One check of a policy on one plan; ``value`` is the one-sided 95 % bound that was compared with ``limit``."""
+
+    plan: str
+    check: str
+    value: float | None
+    limit: float | None
+    verdict: Verdict
+    reason: str
+
+
+class Results(Record):
+    """results.json."""
+
+    schema_version: Literal[1] = 1
+    verdict: Literal["pass", "fail", "inconclusive"]
+    baseline: str = "baseline"
+    model: dict[str, Any]
+    backend: Backends
+    plans: dict[str, PlanRecord]
+    bitwise: list[BitwiseRecord]
+    noise_floor: NoiseFloor
+    verdicts: list[VerdictRecord]
+
+
+class Manifest(Record):
+    """manifest.json: what is needed to repeat a run and to see in what two runs differ."""
+
+    schema_version: Literal[1] = 1
+    command: list[str]
+    suite: dict[str, Any]
+    policy: dict[str, Any]
+    versions: dict[str, str]
+    device: dict[str, Any]
+    backend: dict[str, Any]
+    hashes: dict[str, str]
+    seeds: dict[str, int]
+    plans: dict[str, dict[str, Any]]
+    streams: dict[str, Any]
+    timing: dict[str, float]
+    created: str
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A stored run.
+
+    Attributes:
+        results, manifest: the two JSON documents.
+        steps: plan, sequence, position, window_offset, kl, same_top, delta_p, nll_plan, nll_baseline.
+        items: plan, task, item_id, repeat, answer, gold, correct, n_tokens, capped, parse_reason.
+    """
+
+    results: Results
+    manifest: Manifest
+    steps: pd.DataFrame
+    items: pd.DataFrame
+
+
+def load_run(folder: str | Path) -> RunData:
+    """Read a run folder.
+
+    Raises:
+        InputError: a file is missing, cut short or of another schema; names the file.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"run folder {folder} does not exist; give the folder that `driftgate run --out` wrote")
+    results = _parse(folder / "results.json", Results)
+    manifest = _parse(folder / "manifest.json", Manifest)
+    return RunData(results, manifest, _frame(folder / "steps.parquet"), _frame(folder / "items.parquet"))
+
+
+def save_run(folder: str | Path, run: RunData) -> None:
+    """Write the four data files of a run, each atomically; results.json last, so that its presence means complete."""
+    folder = Path(folder)
+    _write(folder / "steps.parquet", lambda path: run.steps.to_parquet(path, index=False))
+    _write(folder / "items.parquet", lambda path: run.items.to_parquet(path, index=False))
+    write_text(folder / "manifest.json", _json(run.manifest))
+    write_text(folder / "results.json", _json(run.results))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    _write(path, lambda temporary: Path(temporary).write_text(text, encoding="utf-8"))
+
+
+def _write(path: Path, writer: Callable[[str], Any]) -> None:
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; choose another --out") from error
+    try:
+        writer(temporary)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; choose another --out") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _json(record: Record) -> str:
+    return json.dumps(record.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+
+
+def _parse(path: Path, kind: type[R]) -> R:
+    try:
+        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is missing; the run did not finish, run it again or use --resume") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise InputError(f"{path}: {where}: {first['msg']}; it is not a run of schema {SCHEMA_VERSION}") from error
+
+
+def _frame(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path)
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is missing; the run did not finish, run it again or use --resume") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is no readable parquet file: {error}".splitlines()[0]) from error

@@ -1,0 +1,36 @@
+"""Gated DeltaNet: baseline step, replay step and flush, as Triton kernels and as a torch twin.
+
+``decode_step``, ``replay_step`` and ``flush_now`` are the Triton kernels; ``reference`` holds the twin of each under
+the same names. README.md beside this file has the equations.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from driftgate.kernels.contract import Backend
+
+__all__ = ["decode_step", "flush_now", "implementation", "reference", "replay_step"]
+
+
+def implementation(backend: Backend) -> ModuleType:
+    """The module whose ``decode_step``, ``replay_step`` and ``flush_now`` run on a backend.
+
+    Raises:
+        RuntimeError: ``triton-interpret`` without TRITON_INTERPRET=1, or ``triton`` with it.
+    """
+    if backend is Backend.TORCH:
+        return import_module("driftgate.kernels.gdn.reference")
+    module = import_module("driftgate.kernels.gdn.decode")
+    module.require(backend)
+    return module
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("decode_step", "replay_step", "flush_now"):
+        return getattr(import_module("driftgate.kernels.gdn.decode"), name)
+    if name == "reference":
+        return import_module("driftgate.kernels.gdn.reference")
+    raise AttributeError(f"module 'driftgate.kernels.gdn' has no attribute {name!r}")

@@ -1,0 +1,202 @@
+"""How figures look: one style for a plan in every figure, curves that show exact zeros, files that are written whole.
+
+Notable: figures are plain ``matplotlib.figure.Figure`` objects, no pyplot state. Ink, grid and paper have fixed
+colours, which `to_svg` turns into CSS variables, so that one drawing serves a light and a dark page.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import ScalarFormatter
+
+from driftgate.accuracy.records import RunData
+from driftgate.errors import InputError
+
+__all__ = [
+    "GRID", "INK", "MUTED", "PAPER", "STYLE", "NoDataError", "PlanStyle", "add_curve", "add_legend", "count_positions",
+    "plan_style", "start_figure", "to_svg", "write_png",
+]  # fmt: skip
+
+INK, MUTED, GRID, PAPER = "#1b1f23", "#66707a", "#d5dae1", "#fffffe"
+_VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}
+
+STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.edgecolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": "none",
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4.5,
+    "svg.fonttype": "path",
+}
+"""Applied with ``matplotlib.rc_context``; the user's own settings stay as they are."""
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Okabe and Ito's palette without black and yellow: told apart under every common colour blindness."""
+_LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+class NoDataError(InputError):
+    """The run holds nothing that this figure could show; the message says why, in one clause."""
+
+
+@dataclass(frozen=True)
+class PlanStyle:
+    """How a plan is drawn, the same in every figure of a run; lists of 6, 5 and 7 repeat together after 210 plans."""
+
+    label: str
+    colour: str
+    line: Any
+    marker: str
+
+
+def plan_style(run: RunData, name: str) -> PlanStyle:
+    """Style of a plan by its place in the run; controls are labelled as such."""
+    index = list(run.results.plans).index(name)
+    label = f"{name} (control)" if run.results.plans[name].role == "control" else name
+    return PlanStyle(
+        _plain(label),
+        _COLOURS[index % len(_COLOURS)],
+        _LINES[index % len(_LINES)],
+        _MARKERS[index % len(_MARKERS)],
+    )
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib does not read as mathematics, and does not hide as a label that begins with ``_``."""
+    text = text.replace("$", r"\$")
+    return f"\u200b{text}" if text.startswith("_") else text
+
+
+def start_figure(width: float, height: float, title: str) -> Figure:
+    """An empty figure (inches) with a title; the layout leaves room for every label."""
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+    return figure
+
+
+def add_curve(
+    axes: Axes, style: PlanStyle, x: Sequence[float], y: Sequence[float | None], *, note: str = ""
+) -> Line2D:
+    """Draw one plan on an axis whose y is logarithmic.
+
+    Args:
+        axes: target.
+        style: of the plan.
+        x: places.
+        y: values; null values leave a gap, an exact 0 is drawn as a hollow triangle on the lower edge.
+        note: what the legend says after the label.
+
+    Returns:
+        A handle for the legend, which says so where the whole curve is exactly 0.
+    """
+    known = [(place, value) for place, value in zip(x, y, strict=True) if value is not None]
+    positive = [value if value is not None and value > 0 else float("nan") for value in y]
+    zeros = [place for place, value in known if value == 0]
+    look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "linestyle": style.line}
+    if known and len(zeros) == len(known):
+        return Line2D(
+            [], [], label=f"{style.label}: exactly 0", **(look | {"linestyle": "none", "fillstyle": "none"})
+        )
+    axes.plot(list(x), positive, **look)
+    if zeros:
+        edge = axes.get_xaxis_transform()
+        hollow: dict[str, Any] = {"marker": "v", "linestyle": "none", "fillstyle": "none", "clip_on": False}
+        axes.plot(zeros, [0.0] * len(zeros), transform=edge, color=style.colour, **hollow)
+        note += "; ▽: exactly 0"
+    return Line2D([], [], label=style.label + note, **look)
+
+
+def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
+    """Put a legend below all panels and make the figure taller by its rows."""
+    width, height = figure.get_size_inches()
+    longest = max(len(handle.get_label()) for handle in handles)
+    columns = max(1, min(len(handles), int(width / (0.078 * longest + 0.65))))
+    rows = -(-len(handles) // columns)
+    figure.set_size_inches(width, height + 0.19 * rows)
+    figure.legend(handles=list(handles), loc="outside lower left", ncols=columns, handlelength=3.6)
+
+
+def count_positions(axes: Axes, *, label: str) -> None:
+    """A logarithmic axis of whole numbers, in powers of two written out."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set_xlabel(label)
+
+
+def write_png(figure: Figure, path: Path) -> Path:
+    """Write a picture atomically.
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        figure.savefig(temporary, format="png", metadata={"Software": None})
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; make the folder writable") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+    return path
+
+
+def to_svg(figure: Figure, *, key: str, description: str) -> str:
+    """A figure as an ``<svg>`` element for a page: colours of the page, ids that meet no others, the same bytes each time.
+
+    Args:
+        figure: what to draw.
+        key: prefix of every id; letters and hyphens.
+        description: read to people who do not see the picture; must hold no markup.
+    """
+    buffer = io.StringIO()
+    with rc_context({"svg.hashsalt": key, "svg.fonttype": "path"}):
+        figure.savefig(
+            buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None}
+        )
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg ") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="', f'id="{key}-', svg)
+    svg = re.sub(r'xlink:href="#', f'href="#{key}-', svg)
+    svg = svg.replace("url(#", f"url(#{key}-").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, variable)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)

@@ -1,0 +1,69 @@
+"""junit.xml: a test case for each check of each plan, for CI systems that show test results.
+
+Notable: fail is a failure, invalid an error, inconclusive skipped with its reason. What a control did is never a
+failure: anything but a pass of a control is skipped with what it was. Where the checks alone do not give the verdict
+of the run (A/A differs, nothing was checked), one more case holds the verdict itself.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+from driftgate.accuracy.records import RunData, write_text
+from driftgate.reports.tables import disagreement, format_number, gates, headline
+
+__all__ = ["render"]
+
+_OUTCOMES = {"fail": "failure", "invalid": "error", "inconclusive": "skipped"}
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 cannot hold, not even escaped."""
+
+
+def render(run: RunData, out: Path) -> Path:
+    """Write ``junit.xml`` into the run folder ``out`` and return its path."""
+    root = ElementTree.Element("testsuites")
+    suite = ElementTree.SubElement(
+        root, "testsuite", name="driftgate", timestamp=_clean(run.manifest.created)
+    )
+    for record in run.results.verdicts:
+        value, limit = format_number(record.value), format_number(record.limit)
+        told = f"{record.verdict}: {record.check} {value}, limit {limit}: {record.reason}"
+        verdict = record.verdict
+        if not gates(run, record.plan) and verdict != "pass":
+            verdict, told = "inconclusive", f"control, does not gate: {told}"
+        _add_case(suite, record.plan, record.check, verdict, told)
+    extra = disagreement(run)
+    if extra is not None:
+        _add_case(suite, "run", "verdict", run.results.verdict, extra)
+    for element in (root, suite):
+        element.set("tests", str(len(suite)))
+        for name, outcome in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+            element.set(name, str(len(suite.findall(f"testcase/{outcome}"))))
+    ElementTree.SubElement(suite, "system-out").text = _clean(headline(run))
+    ElementTree.indent(root)
+    path = Path(out) / "junit.xml"
+    write_text(
+        path,
+        '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n",
+    )
+    return path
+
+
+def _add_case(suite: ElementTree.Element, plan: str, check: str, verdict: str, told: str) -> None:
+    case = ElementTree.SubElement(
+        suite, "testcase", classname=_clean(f"driftgate.{plan}"), name=_clean(check)
+    )
+    told = _clean(told)
+    if verdict in _OUTCOMES:
+        outcome = ElementTree.SubElement(case, _OUTCOMES[verdict], message=told)
+        outcome.text = told
+        if verdict != "inconclusive":
+            outcome.set("type", verdict)
+    else:
+        ElementTree.SubElement(case, "system-out").text = told
+
+
+def _clean(text: str) -> str:
+    return _NOT_XML.sub("�", text)

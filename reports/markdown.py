@@ -1,0 +1,150 @@
+"""report.md: the verdict, the plan table, and for each plan the table that llama.cpp's perplexity tool made familiar.
+
+Notable: the words (Mean KLD, 99.9% KLD, Same top p, RMS Δp, ...) are that tool's, the numbers are ours: intervals are
+two-sided 95 % intervals for dependent steps, where that tool prints one standard error for independent tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from driftgate.accuracy.records import PlanRecord, RunData, write_text
+from driftgate.reports.drawing import NoDataError
+from driftgate.reports.figures import FIGURES, caption
+from driftgate.reports.sections import list_sections
+from driftgate.reports.tables import (
+    NA,
+    disagreement,
+    format_interval,
+    format_number,
+    format_percent,
+    headline,
+    list_open_checks,
+    list_plan_notes,
+    plan_rows,
+)
+
+__all__ = ["render", "write_kl_block"]
+
+
+def render(run: RunData, out: Path) -> Path:
+    """Write ``report.md`` into the run folder ``out`` and return its path."""
+    lines = [f"# driftgate: {headline(run)}", "", *_write_reasons(run), "", "## Plans", ""]
+    rows = plan_rows(run)
+    headings = list(rows[0].cells) if rows else []
+    lines += _write_table(
+        ["Plan", "Role", *headings, "Verdict"],
+        [[row.name, row.role, *(row.cells[heading].text for heading in headings), row.verdict] for row in rows],
+    )
+    lines += ["", *(f"- {_escape(note)}" for note in list_plan_notes(run)), "", "## Figures"]
+    lines += _write_figures(run)
+    for section in list_sections(run):
+        lines += ["", f"## {section.title}", "", section.note]
+        lines += ["", *_write_table(list(section.header), section.rows)] if section.rows else []
+    lines += ["", "## Divergence in the words of llama.cpp", "", BLOCK_NOTE]
+    for name, plan in run.results.plans.items():
+        lines += ["", f"### {_escape(name)} ({plan.role})", "", "```text", write_kl_block(plan), "```"]
+    path = Path(out) / "report.md"
+    write_text(path, re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n")
+    return path
+
+
+BLOCK_NOTE = (
+    "KL(baseline‖plan) in nats per step. Brackets hold two-sided 95 % intervals that allow for dependent steps; "
+    "llama.cpp prints ± one standard error for independent tokens, which is narrower. Base is the FP32 state."
+)
+
+
+def write_kl_block(plan: PlanRecord) -> str:
+    """Perplexity, KL divergence and token probabilities of one plan, in the words of llama.cpp's perplexity tool."""
+    kl, ppl, top = plan.kl, plan.ppl, plan.same_top_p
+    ratio = format_interval(_ratio(ppl.ratio_ci_low), _ratio(ppl.ratio_ci_high))
+    lines = [
+        "====== Perplexity statistics ======",
+        f"Mean PPL(Q)                   : {_ratio(ppl.plan):>10}",
+        f"Mean PPL(base)                : {_ratio(ppl.baseline):>10}",
+        f"Mean PPL(Q)/PPL(base)         : {_ratio(ppl.ratio):>10} {ratio}",
+        "",
+        "====== KL divergence statistics ======",
+        f"Mean    KLD: {_kld(kl.mean):>10} {format_interval(_kld(kl.ci_low), _kld(kl.ci_high))}",
+        f"Geom.   KLD: {_kld(kl.geo_mean):>10} {format_interval(_kld(kl.geo_ci_low), _kld(kl.geo_ci_high))}",
+    ]
+    quantiles = {
+        "Maximum": kl.max,
+        "99.9%  ": kl.p99_9,
+        "99.0%  ": kl.p99,
+        "95.0%  ": kl.p95,
+        "90.0%  ": kl.p90,
+        "Median ": kl.median,
+        "10.0%  ": kl.p10,
+        " 5.0%  ": kl.p5,
+        " 1.0%  ": kl.p1,
+        " 0.1%  ": kl.p0_1,
+        "Minimum": kl.min,
+    }
+    lines += [f"{words} KLD: {_kld(value):>10}" for words, value in quantiles.items()]
+    same = format_interval(format_percent(top.ci_low), format_percent(top.ci_high))
+    lines += [
+        f"Steps      : {kl.n_steps:>10}  (effective {format_number(kl.n_effective)}, not finite {kl.n_nonfinite})",
+        "",
+        "====== Token probability statistics ======",
+        f"Mean    Δp: {_change(plan.delta_p.mean):>11}",
+        f"Maximum Δp: {_change(plan.delta_p.max):>11}",
+        f"Minimum Δp: {_change(plan.delta_p.min):>11}",
+        f"RMS Δp    : {_change(plan.delta_p.rms):>11}",
+        f"Same top p: {format_percent(top.value):>11} {same}",
+    ]
+    return "\n".join(lines)
+
+
+def _kld(value: float | None) -> str:
+    """Six decimals where they hold three digits, else scientific; exactly 0 is ``0``."""
+    if value is None:
+        return NA
+    return "0" if value == 0 else f"{value:.6f}" if abs(value) >= 1e-4 else f"{value:.2e}"
+
+
+def _ratio(value: float | None) -> str:
+    return NA if value is None else f"{value:.6f}"
+
+
+def _change(fraction: float | None) -> str:
+    """A difference of probabilities in per cent, with digits enough to tell a small one from 0."""
+    if fraction is None:
+        return NA
+    return f"{100 * fraction:.3f} %" if fraction == 0 or abs(fraction) >= 1e-4 else f"{100 * fraction:.1e} %"
+
+
+def _write_reasons(run: RunData) -> list[str]:
+    lines = [
+        f"- **{record.verdict}** {_escape(record.plan)}, {_escape(record.check)}: value {format_number(record.value)}, "
+        f"limit {format_number(record.limit)}. {_escape(record.reason)}"
+        for record in list_open_checks(run)
+    ]
+    extra = disagreement(run)
+    return ([_escape(extra), ""] if extra else []) + (lines or ["Every check of every candidate passed."] * (not extra))
+
+
+def _write_figures(run: RunData) -> list[str]:
+    lines: list[str] = []
+    for entry in FIGURES:
+        lines += ["", f"### {entry.title}", ""]
+        try:
+            entry.draw(run)
+        except NoDataError as reason:
+            lines.append(f"Not drawn: {_escape(str(reason))}.")
+        else:
+            lines += [f"![{entry.title}](figures/{entry.name}.png)", "", caption(run, entry)]
+    return lines
+
+
+def _write_table(header: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *([_escape(cell) for cell in row] for row in rows)]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def _escape(text: str) -> str:
+    """Text that neither Markdown nor HTML reads as markup, on one line."""
+    text = " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").split())
+    return re.sub(r"([\\`*_|\[\]$])", r"\\\1", text)

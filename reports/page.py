@@ -1,0 +1,87 @@
+"""report.html: one file with everything in it; no request leaves it, and it reads without JavaScript.
+
+Notable: figures are inline SVG in the page's own colours, so that light and dark need one drawing. Jinja escapes every
+value; only the figures, drawn here, enter as markup. A content policy in the page forbids any request.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from driftgate.accuracy.records import RunData, write_text
+from driftgate.reports.drawing import to_svg
+from driftgate.reports.figures import caption, draw_all
+from driftgate.reports.markdown import BLOCK_NOTE, write_kl_block
+from driftgate.reports.sections import list_sections
+from driftgate.reports.tables import (
+    disagreement,
+    format_number,
+    headline,
+    list_open_checks,
+    list_plan_notes,
+    plan_rows,
+)
+
+__all__ = ["render"]
+
+_PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def render(run: RunData, out: Path) -> Path:
+    """Write ``report.html`` into the run folder ``out`` and return its path."""
+    rows = plan_rows(run)
+    figures = [
+        {
+            "key": drawing.entry.name.replace("_", "-"),
+            "title": drawing.entry.title,
+            "caption": caption(run, drawing.entry),
+            "absent": drawing.absent,
+            "svg": Markup(
+                to_svg(drawing.figure, key=drawing.entry.name.replace("_", "-"), description=drawing.entry.title)
+            )
+            if drawing.figure
+            else None,
+        }
+        for drawing in draw_all(run)
+    ]
+    blocks = [(name, plan.role, write_kl_block(plan)) for name, plan in run.results.plans.items()]
+    text = _PAGES.get_template("report.html.jinja").render(
+        verdict=run.results.verdict,
+        headline=headline(run),
+        extra=disagreement(run),
+        open_checks=[
+            (r.verdict, r.plan, r.check, format_number(r.value), format_number(r.limit), r.reason)
+            for r in list_open_checks(run)
+        ],
+        facts=_list_facts(run),
+        headings=list(rows[0].cells) if rows else [],
+        rows=rows,
+        notes=list_plan_notes(run),
+        figures=figures,
+        sections=list_sections(run),
+        blocks=blocks,
+        block_note=BLOCK_NOTE,
+    )
+    path = Path(out) / "report.html"
+    write_text(path, text)
+    return path
+
+
+def _list_facts(run: RunData) -> list[tuple[str, str]]:
+    """What the reader must know before the first number: model, backends, command, time."""
+    backend = run.results.backend
+    return [
+        ("Model", format_number(run.results.model.get("name"))),
+        ("Backend", f"drift {backend.drift}, tasks {backend.tasks}"),
+        ("Command", " ".join(run.manifest.command)),
+        ("Created", run.manifest.created),
+    ]

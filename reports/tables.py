@@ -1,0 +1,270 @@
+"""Numbers, rows and tables that every report shares: one place decides how a value is written.
+
+Notable: undefined numbers read ``n/a``; a KL of exactly 0 reads ``0`` and no smaller number does. The verdict of a
+plan is the gravest of its checks in ``results.verdicts``; nothing here decides anew.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from driftgate.accuracy.records import PlanRecord, RunData, TaskRecord, VerdictRecord
+
+__all__ = [
+    "NA", "Cell", "PlanRow", "check_rows", "checks_table", "disagreement", "format_interval", "format_kl", "format_number",
+    "format_percent", "format_points", "gates", "headline", "list_open_checks", "list_plan_notes", "plan_rows",
+    "plan_verdict", "summary_table",
+]  # fmt: skip
+
+NA = "n/a"
+FEW_STEPS = 100
+"""Effective steps below which the interval of a mean KL is marked and cannot decide a pass."""
+
+_GRAVITY = ("fail", "invalid", "inconclusive", "pass")
+_COLOURS = {"fail": "red", "invalid": "red", "inconclusive": "yellow", "pass": "green"}
+
+
+def format_kl(value: float | None) -> str:
+    """A KL in nats: three digits, scientific; exactly 0 reads ``0``."""
+    if value is None or not math.isfinite(value):
+        return NA
+    return "0" if value == 0 else f"{value:.2e}"
+
+
+def format_percent(fraction: float | None, *, digits: int = 2) -> str:
+    """A fraction as a percentage."""
+    return NA if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.{digits}f} %"
+
+
+def format_points(fraction: float | None) -> str:
+    """A signed difference of fractions in percentage points; the unit is in the heading."""
+    return NA if fraction is None or not math.isfinite(fraction) else f"{100 * fraction + 0.0:+.2f}"
+
+
+def format_number(value: Any, *, digits: int = 4) -> str:
+    """Anything of a record as text: numbers to ``digits`` significant digits, null and non-finite as n/a."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return NA
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(format_number(item, digits=digits) for item in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={format_number(item, digits=digits)}" for key, item in value.items())
+    return str(value)
+
+
+def format_interval(low: str, high: str) -> str:
+    """Two written bounds as ``[low, high]``; n/a where neither is defined."""
+    return NA if low == high == NA else f"[{low}, {high}]"
+
+
+class Cell(NamedTuple):
+    """A written value and the number behind it, by which a table sorts."""
+
+    text: str
+    value: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow:
+    """One plan of the plan table.
+
+    Attributes:
+        name: key of the plan in results.json.
+        role: ``candidate`` or ``control``.
+        verdict: see `plan_verdict`.
+        cells: column heading (with its unit) to value; the same headings in every row of a run.
+    """
+
+    name: str
+    role: str
+    verdict: str
+    cells: dict[str, Cell]
+
+
+def gates(run: RunData, plan: str) -> bool:
+    """Whether the checks of this plan count: all but those of controls do."""
+    record = run.results.plans.get(plan)
+    return record is None or record.role == "candidate"
+
+
+def plan_verdict(run: RunData, plan: str) -> str:
+    """The gravest verdict of a plan's checks; ``control`` for a control, ``no check`` where nothing was checked."""
+    if not gates(run, plan):
+        return "control"
+    found = {record.verdict for record in run.results.verdicts if record.plan == plan}
+    return next((verdict for verdict in _GRAVITY if verdict in found), "no check")
+
+
+def list_open_checks(run: RunData) -> list[VerdictRecord]:
+    """Checks that count and did not pass, the gravest first."""
+    found = [
+        record for record in run.results.verdicts if gates(run, record.plan) and record.verdict != "pass"
+    ]
+    return sorted(found, key=lambda record: _GRAVITY.index(record.verdict))
+
+
+def disagreement(run: RunData) -> str | None:
+    """One sentence where the checks alone do not give the verdict of the run, e.g. when A/A differs; else None."""
+    grave = {record.verdict for record in list_open_checks(run)}
+    of_checks = "fail" if "fail" in grave else "inconclusive" if grave else "pass"
+    if not run.results.verdicts:
+        return f"The run is {run.results.verdict}; no check was made."
+    if of_checks == run.results.verdict:
+        return None
+    unequal = sum(not record.equal for record in run.results.bitwise)
+    cause = f"; {unequal} bit-exact cases differ" if unequal else ""
+    return f"The run is {run.results.verdict}; its checks alone would give {of_checks}{cause}."
+
+
+def headline(run: RunData) -> str:
+    """The verdict and its count of checks, in one line."""
+    counted = [record for record in run.results.verdicts if gates(run, record.plan)]
+    parts = [(verdict, sum(record.verdict == verdict for record in counted)) for verdict in _GRAVITY]
+    told = ", ".join(f"{count} {verdict}" for verdict, count in parts if count) or "none made"
+    return f"{run.results.verdict.upper()} (checks of candidates: {told})"
+
+
+def plan_rows(run: RunData) -> list[PlanRow]:
+    """The plan table: one row a plan, in the order of the run."""
+    tasks = list(dict.fromkeys(task for plan in run.results.plans.values() for task in plan.tasks))
+    return [
+        PlanRow(name=name, role=plan.role, verdict=plan_verdict(run, name), cells=_cells(plan, tasks))
+        for name, plan in run.results.plans.items()
+    ]
+
+
+def _cells(plan: PlanRecord, tasks: list[str]) -> dict[str, Cell]:
+    kl, top, ppl = plan.kl, plan.same_top_p, plan.ppl
+    cells = {
+        "Mean KL (nats)": Cell(
+            _beside(format_kl(kl.mean), format_kl(kl.ci_low), format_kl(kl.ci_high)) + "†" * _is_marked(plan),
+            kl.mean,
+        ),
+        "p99.9 KL": Cell(format_kl(kl.p99_9), kl.p99_9),
+        "Same top": Cell(
+            _beside(format_percent(top.value), format_percent(top.ci_low), format_percent(top.ci_high)),
+            top.value,
+        ),
+        "PPL ratio": Cell(
+            _beside(*(format_number(x, digits=5) for x in (ppl.ratio, ppl.ratio_ci_low, ppl.ratio_ci_high))),
+            ppl.ratio,
+        ),
+        "State bytes": Cell(f"{plan.bytes.state_ratio:.3f} ×", plan.bytes.state_ratio),
+        "Traffic": Cell(f"{plan.bytes.traffic_ratio:.3f} ×", plan.bytes.traffic_ratio),
+    }
+    for name in tasks:
+        cells[f"Task {name}"] = _task_cell(plan.tasks.get(name))
+    return cells
+
+
+def _beside(value: str, low: str, high: str) -> str:
+    return value if value == NA or (low == high == value) else f"{value} {format_interval(low, high)}"
+
+
+def _task_cell(task: TaskRecord | None) -> Cell:
+    if task is None:
+        return Cell(NA)
+    bounds = format_interval(format_points(task.ci_low), format_points(task.ci_high))
+    return Cell(
+        f"{format_percent(task.accuracy)}, {format_points(task.delta)} {bounds} points, "
+        f"{task.lost} lost {task.gained} gained: {task.verdict}",
+        task.accuracy,
+    )
+
+
+def _is_marked(plan: PlanRecord) -> bool:
+    few = plan.kl.n_effective is not None and plan.kl.n_effective < FEW_STEPS
+    return plan.kl.mean not in (None, 0) and (few or plan.drift.law == "growing")
+
+
+def list_plan_notes(run: RunData) -> list[str]:
+    """What a reader of the plan table must know: marked intervals, steps left out, answers that were cut off."""
+    notes = []
+    for name, plan in run.results.plans.items():
+        kl = plan.kl
+        if _is_marked(plan) and plan.drift.law == "growing":
+            notes.append(
+                f"† {name}: KL grows with position, so that no interval of its overall mean decides."
+            )
+        elif _is_marked(plan):
+            notes.append(
+                f"† {name}: {format_number(kl.n_effective)} effective steps (below {FEW_STEPS}); "
+                "the interval cannot decide a pass."
+            )
+        if kl.n_nonfinite:
+            first = format_number(kl.first_nonfinite_step)
+            notes.append(f"{name}: KL of {kl.n_nonfinite} steps is not finite, the first at step {first}.")
+        if kl.n_negative:
+            notes.append(f"{name}: {kl.n_negative} steps have a KL below 0 by rounding.")
+        for task, record in plan.tasks.items():
+            if record.cap_hits or record.unparsed:
+                notes.append(
+                    f"{name}, {task}: {record.cap_hits} answers cut off at the token limit, {record.unparsed} unparsed, "
+                    f"of {record.n} items × {record.repeats}."
+                )
+    return notes
+
+
+def check_rows(run: RunData) -> list[list[str]]:
+    """Rows plan, check, value, limit, verdict, reason; a control's verdict says that it does not gate."""
+    return [
+        [
+            record.plan,
+            record.check,
+            format_number(record.value),
+            format_number(record.limit),
+            record.verdict if gates(run, record.plan) else f"{record.verdict} (control, does not gate)",
+            record.reason,
+        ]
+        for record in run.results.verdicts
+    ]
+
+
+def summary_table(run: RunData) -> Table:
+    """The plan table for a terminal: fits 80 columns, long plan names fold and are never cut."""
+    table = Table(title=headline(run), title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("Plan", overflow="fold")
+    for heading in ("Mean KL", "p99.9 KL", "Same top", "State", "Task"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("Verdict", no_wrap=True)
+    for row in plan_rows(run):
+        plan = run.results.plans[row.name]
+        losses = [task.delta for task in plan.tasks.values() if task.delta is not None]
+        table.add_row(
+            escape(row.name),
+            format_kl(plan.kl.mean) + "†" * _is_marked(plan),
+            format_kl(plan.kl.p99_9),
+            format_percent(plan.same_top_p.value),
+            row.cells["State bytes"].text,
+            format_points(min(losses)) if losses else NA,
+            Text(row.verdict, style=_COLOURS.get(row.verdict, "")),
+        )
+    table.caption = (
+        "KL in nats; state: bytes / baseline; task: greatest change of accuracy downwards, in points"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def checks_table(run: RunData) -> Table:
+    """The checks for a terminal: what was measured, the limit, the verdict and why."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("Plan", "Check", "Value", "Limit", "Verdict", "Reason"):
+        table.add_column(
+            heading, overflow="fold", justify="right" if heading in ("Value", "Limit") else "left"
+        )
+    for record, cells in zip(run.results.verdicts, check_rows(run), strict=True):
+        style = _COLOURS[record.verdict] if gates(run, record.plan) else ""
+        plan, check, value, limit, verdict, reason = cells
+        table.add_row(escape(plan), escape(check), value, limit, Text(verdict, style=style), escape(reason))
+    return table
