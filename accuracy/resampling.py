@@ -1,7 +1,8 @@
-"""What may be treated as independent: sequences, or ten batches of one sequence; and how many steps that is worth.
+"""What may be treated as independent: sequences, or ten batches of one sequence; and what n is worth.
 
-Notable: steps of one stream are autocorrelated, so no interval here is formed from steps. Several sequences: the unit
-is the sequence. One sequence: ten equal non-overlapping batches. The owner of this choice is this file alone.
+Notable: steps of one stream are autocorrelated, so no interval here is formed from steps. Several sequences:
+the unit is the sequence. One sequence: ten equal non-overlapping batches. The owner of this choice is this
+file alone.
 """
 
 from __future__ import annotations
@@ -98,9 +99,9 @@ def form_units(steps: Steps) -> Units:
     """Sequence means if there are several sequences, else the means of ten batches of the one.
 
     With sequences of unequal length the mean over steps is a ratio estimate, so sequence s enters as
-    ``mean + (sum_s - mean·n_s)·S/N``, its linearised share [Cochran 1977, section 6]; with equal lengths that is its
-    mean. Of one sequence the leading ``n mod 10`` steps enter no batch, and the batch means are centred on the mean
-    over all steps.
+    ``mean + (sum_s - mean·n_s)·S/N``, its linearised share [Cochran 1977, section 6]; with equal lengths that
+    is its mean. Of one sequence the leading ``n mod 10`` steps enter no batch, and the batch means are
+    centred on the mean over all steps.
     """
     rows = steps.sequences()
     if len(rows) > 1:
@@ -131,10 +132,11 @@ def t_interval(values: Floats, *, confidence: float = 0.95) -> Interval | None:
 
 
 def count_effective(steps: Steps) -> float:
-    """How many independent steps the valid steps are worth: Σ over sequences of n / (1 + 2 Σ_k ρ_k).
+    """How many independent steps the valid steps are worth: Σ over sequences of n / (1 + 2 Σ_k rho_k).
 
-    The sum over lags runs over pairs ρ_2k + ρ_2k+1 and stops at the first pair that is not positive [Geyer 1992], so
-    that noise of far lags does not enter. At most n a sequence; a constant sequence counts n. Unit: steps.
+    The sum over lags runs over pairs rho_2k + rho_2k+1 and stops at the first pair that is not positive
+    [Geyer 1992], so that noise of far lags does not enter. At most n a sequence; a constant sequence counts
+    n. Unit: steps.
     """
     return float(sum(_effective_of_one(row) for row in steps.sequences()))
 

@@ -1,14 +1,16 @@
 """Make Triton's interpreter compute what the compiled kernel computes, or say that it cannot.
 
-Under ``TRITON_INTERPRET=1`` kernels run as NumPy programs, which is how they run without a GPU. NumPy has no bfloat16
-and no FP8, so Triton keeps those as integers and, in every release checked, goes on to compute on the integers, and it
-rounds where the hardware does not. None of that raises. :func:`install` replaces the operations concerned; ``CORRECTED``
-lists them and ``REFUSED`` what raises from then on because no exact answer is implemented. Two things that only look
-like numerics are settled as well: reductions add in an order that depends on the shape alone, not on the memory layout
-that earlier operations left, and device functions no longer patch the language again on every call (0.3 ms each).
+Under ``TRITON_INTERPRET=1`` kernels run as NumPy programs, which is how they run without a GPU. NumPy has no
+bfloat16 and no FP8, so Triton keeps those as integers and, in every release checked, goes on to compute on
+the integers, and it rounds where the hardware does not. None of that raises. :func:`install` replaces the
+operations concerned; ``CORRECTED`` lists them and ``REFUSED`` what raises from then on because no exact
+answer is implemented. Two things that only look like numerics are settled as well: reductions add in an order
+that depends on the shape alone, not on the memory layout that earlier operations left, and device functions
+no longer patch the language again on every call (0.3 ms each).
 
-Still different from a GPU, and not to be compared with it bit for bit: the order of additions in ``tl.sum`` and
-``tl.dot``; ``exp``, ``log``, ``sqrt`` and ``/``, which are approximations there and correctly rounded, or nearly, here.
+Still different from a GPU, and not to be compared with it bit for bit: the order of additions in ``tl.sum``
+and ``tl.dot``; ``exp``, ``log``, ``sqrt`` and ``/``, which are approximations there and correctly rounded, or
+nearly, here.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ CHECKED_RELEASES = ("3.6", "3.7", "3.8", "3.9")
 CORRECTED: Mapping[str, str] = MappingProxyType(
     {
         "float32 to bfloat16": "truncates, also where tl.store converts implicitly; now nearest even",
-        "float32 to E4M3 and E5M2": "rounds wrongly and wraps (500 -> 256, 464 -> NaN); now nearest even, saturating",
+        "float32 to E4M3 and E5M2": "rounds wrongly, 500 becomes 256; now nearest even, saturating",
         "E4M3 and E5M2 to float": "NaN and infinity become numbers; now they stay what they are",
         "integer to bfloat16": "stores the integer's bits; now converts the value",
-        "bfloat16 and FP8 arithmetic and comparisons": "work on raw bits; now on values, rounded to the type once",
-        "tl.dot on bfloat16 and E4M3": "multiplies raw bits, or loses NaN; now float32 products of the values",
+        "bfloat16 and FP8 arithmetic and comparisons": "work on raw bits; now on values, rounded once",
+        "tl.dot on bfloat16 and E4M3": "multiplies raw bits, or loses NaN; now float32 products of values",
         "tl.fma": "rounds the product before 3.9; now rounds once",
         "tl.maximum, tl.minimum, tl.clamp": "propagate NaN before 3.8; now drop it unless told otherwise",
         "tl.max, tl.min over NaN only": "warn; now give NaN",
@@ -102,8 +104,8 @@ _installed = False
 def is_interpreted() -> bool:
     """Whether Triton kernels of this process run under the interpreter.
 
-    True if ``TRITON_INTERPRET`` was set when triton was imported (or is now: this imports it) and still is; Triton
-    decides for each function when it is decorated.
+    True if ``TRITON_INTERPRET`` was set when triton was imported (or is now: this imports it) and still is;
+    Triton decides for each function when it is decorated.
     """
     import triton
     import triton.language as tl
@@ -124,8 +126,8 @@ def install() -> None:
     release = ".".join(triton.__version__.split(".")[:2])
     if release not in CHECKED_RELEASES:
         raise RuntimeError(
-            f"Triton {triton.__version__}: its interpreter was not checked, so its results cannot be trusted; install "
-            f"a release of {', '.join(CHECKED_RELEASES)} or run on a GPU"
+            f"Triton {triton.__version__}: its interpreter was not checked, so its results cannot be "
+            f"trusted; install a release of {', '.join(CHECKED_RELEASES)} or run on a GPU"
         )
     if not is_interpreted():
         raise RuntimeError(
@@ -159,7 +161,9 @@ def _values(handle: Any) -> np.ndarray:
 
 def _refuse(condition: bool, what: str) -> None:
     if condition:
-        raise NotImplementedError(f"Triton's interpreter gives wrong values for {what}; convert to float32 first")
+        raise NotImplementedError(
+            f"Triton's interpreter gives wrong values for {what}; convert to float32 first"
+        )
 
 
 def _correct_conversions(interpreter: Any) -> None:
@@ -263,11 +267,12 @@ def _correct_products(interpreter: Any) -> None:
 
 
 def _multiply_add(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """x*y + z for float16 or float32 arrays, as float64 that rounds to the exact result's nearest float32 or float16.
+    """x*y + z of float16 or float32 arrays, as float64 that rounds to what a fused operation gives.
 
-    The product of two 24-bit significands is exact in 53 bits. The sum is not; rounding it to odd (an inexact result
-    takes the neighbour whose last bit is 1) keeps on which side of every shorter number and of every tie it lies, so
-    the second rounding is the only one (Boldo and Melquiond, 2008: 53 >= 24 + 2 bits are enough).
+    The product of two 24-bit significands is exact in 53 bits. The sum is not; rounding it to odd (an inexact
+    result takes the neighbour whose last bit is 1) keeps on which side of every shorter number and of every
+    tie it lies, so the second rounding is the only one (Boldo and Melquiond, 2008: 53 >= 24 + 2 bits are
+    enough).
     """
     with np.errstate(all="ignore"):
         product = np.multiply(x, y, dtype=np.float64)
@@ -317,7 +322,8 @@ def _correct_reductions(interpreter: Any) -> None:
 def _patch_once_per_launch(interpreter: Any) -> None:
     """Redirect the language once when a launch begins; device functions called from it find it redirected.
 
-    The first launch records what Triton redirects in ``triton.language`` and its core; later ones repeat the record.
+    The first launch records what Triton redirects in ``triton.language`` and its core; later ones repeat the
+    record.
     """
     plain_patch, tl, missing = interpreter._patch_lang, interpreter.tl, interpreter._MISSING
     whole_language = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
@@ -355,7 +361,7 @@ def _patch_once_per_launch(interpreter: Any) -> None:
 
 
 def _skip_dropped_work(interpreter: Any) -> None:
-    """Leave out work that changes no result: twelve operations for each integer addition and product, and a table.
+    """Leave out work that changes no result: some ten operations for each integer addition, and a table.
 
     The overflow checks end in assertions that the interpreter, never in debug mode, drops.
     """

@@ -77,7 +77,8 @@ def encode_rows(fmt: Format, x: Tensor, *, nonfinite: Literal["raise", "saturate
             :func:`find_nonfinite_rows` tells where.
 
     Returns:
-        Codes and scales on x's device. For fp32 the codes are x itself, not a copy.
+        Codes and scales on x's device. For fp32 the codes are x itself, not a copy. A finite element beyond
+        the greatest fp16 or bf16 becomes an infinite code.
 
     Raises:
         ValueError: x is not float32 or has no d_k; a non-finite element and ``nonfinite="raise"``.

@@ -1,10 +1,12 @@
-"""Triton device functions that read and write tiles of a stored state, for the decode kernels of every recurrence.
+"""Triton device functions that read and write tiles of a stored state, for the kernels of every recurrence.
 
-Notable: the codes are those of :mod:`driftgate.quant.codecs` bit for bit. Every quotient is ``tl.div_rn``, because ``/``
-compiles to an approximation; no product is added to anything, so ``enable_fp_fusion`` changes nothing in here.
-Low-precision elements are read and written as [BV, BK/16, 16], packed ones as [BV, BK/2], never as [BV, BK]: Triton takes
-the layout of ``tl.sum``, hence its order of additions, from the widest access of that shape, and a copy in another format
-must not move the bits of the recurrence. FP32 alone uses the plain tile, as the baseline does.
+Notable: the codes are those of :mod:`driftgate.quant.codecs` bit for bit. Every quotient is ``tl.div_rn``,
+because ``/`` compiles to an approximation; no product is added to anything in here, so ``enable_fp_fusion``
+changes nothing (a caller that adds to a loaded tile would let it: the last operation of a load is a product).
+Low-precision elements are read and written as [BV, BK/16, 16], packed ones as [BV, BK/2],
+never as [BV, BK]: Triton takes the layout of ``tl.sum``, hence its order of additions, from the widest access
+of that shape, and a copy in another format must not move the bits of the recurrence. FP32 alone uses the
+plain tile, as the baseline does.
 
 One head as it is stored, contiguous, pointers at its first element::
 
@@ -19,9 +21,11 @@ One head as it is stored, contiguous, pointers at its first element::
 Pointers that a format does not use are never read. Arguments shared by the functions:
 
 * ``o_v``: int32 [BV], rows of the tile, ``i_v * BV + tl.arange(0, BV)``; rows at or beyond D_V do not exist.
-* ``D_V``, ``D_K``: rows and row length of the head. ``BV``, ``BK``: the tile, powers of two, BK >= 16, BK >= D_K.
+* ``D_V``, ``D_K``: rows and row length of the head. ``BV``, ``BK``: the tile, powers of two, BK >=
+  max(16, D_K).
 * ``FORMAT``: a :class:`FormatId`, from ``FORMAT_IDS[format.name]``.
-* ``CVT``: convert E4M3 by instruction (sm_89 and later, and the interpreter), or in integers, which gives the same bits.
+* ``CVT``: convert E4M3 by instruction (sm_89 and later, and the interpreter), or in integers, which gives the
+  same bits.
 """
 
 from __future__ import annotations
@@ -55,7 +59,6 @@ _NVFP4 = tl.constexpr(int(FormatId.NVFP4))
 _BF16 = tl.constexpr(int(FormatId.BF16))
 _FLT_MAX = tl.constexpr(3.4028234663852886e38)
 _INF = tl.constexpr(float("inf"))
-_NAN = tl.constexpr(float("nan"))
 
 
 @triton.jit
@@ -85,7 +88,8 @@ def load_tile(
         o_p = tl.arange(0, BK // 2)
         mask = in_rows[:, None] & (o_p < NB * 8)[None, :]
         b_bytes = tl.load(codes + o_v[:, None] * (NB * 8) + o_p[None, :], mask=mask, other=0).to(tl.int16)
-        # A nibble s|ee|m at bits 15, 11, 10, 9 is a float16 of 2^-14 times its value, the subnormal 0.5 included.
+        # A nibble s|ee|m at bits 15, 11, 10, 9 is a float16 of 2^-14 times its value, the subnormal 0.5
+        # included.
         b_low = ((b_bytes << 12) >> 3) & -0x7200
         b_high = ((b_bytes << 8) >> 3) & -0x7200
         b_half = tl.reshape(tl.join(b_low, b_high), [BV, BK // 16, 16]).to(tl.float16, bitcast=True)
@@ -124,12 +128,13 @@ def store_tile(
     FORMAT: tl.constexpr,
     CVT: tl.constexpr = True,
 ):
-    """Quantise ``tile`` (float32 [BV, BK]) into rows ``o_v`` of one head, nearest even; int32 1 if it was not finite.
+    """Quantise ``tile`` (float32 [BV, BK]) into rows ``o_v`` of one head; int32 1 if it was not finite, else 0.
 
-    Rows >= D_V and columns >= D_K of the tile are ignored and nothing outside the head is written; the last NVFP4 block
-    of a row is filled up with zeros. Scales are taken over finite elements. A non-finite element is stored as nvfp4: NaN
-    +6, inf with its sign 6; fp8: NaN 0x7F, inf with its sign 448; else as it is. 1 is returned for it, and for a finite
-    element that becomes infinite in fp16 or bf16. Twin: ``driftgate.quant.encode_rows(nonfinite="saturate")``.
+    Nearest even. Rows >= D_V and columns >= D_K of the tile are ignored and nothing outside the head is written;
+    the last NVFP4 block of a row is filled up with zeros. Scales are taken over finite elements. A non-finite element
+    is stored as nvfp4: NaN +6, inf with its sign 6; fp8: NaN 0x7F, inf with its sign 448; else as it is. 1 is
+    returned for it, and for a finite element that becomes infinite in fp16 or bf16. Twin:
+    ``driftgate.quant.encode_rows(nonfinite="saturate")``.
     """
     in_rows = o_v < D_V
     if (D_V % BV) + (BK - D_K) > 0:
@@ -141,7 +146,7 @@ def store_tile(
         bad = tl.max((tl.abs(tile) < _INF).to(tl.int32) ^ 1)
     elif FORMAT == _NVFP4:
         NB: tl.constexpr = (D_K + 15) // 16
-        b_magnitude, b_code, b_sign, b_finite, b_s8, b_d, b_s2 = _quantize_nvfp4(tile, BV, BK, CVT)
+        _, b_code, b_sign, b_finite, b_s8, _, b_s2 = _quantize_nvfp4(tile, BV, BK, CVT)
         b_code |= (b_sign >> 28) & 8
         b_low, b_high = tl.split(tl.reshape(b_code, [BV, BK // 2, 2]))
         o_p = tl.arange(0, BK // 2)
@@ -177,22 +182,22 @@ def round_trip_tile(
     FORMAT: tl.constexpr,
     CVT: tl.constexpr = True,
 ):
-    """What :func:`load_tile` gives after :func:`store_tile` of ``tile``, bit for bit, without memory: [BV, BK] float32.
+    """What :func:`load_tile` gives after :func:`store_tile` of ``tile``, bit for bit: float32 [BV, BK].
 
-    Rows that do not exist must be zero in ``tile``; they stay zero.
+    Touches no memory. Rows that do not exist must be zero in ``tile``; they stay zero.
     """
     if BK != D_K:
         tile = tl.where((tl.arange(0, BK) < D_K)[None, :], tile, 0.0)
     if FORMAT == _FP32:
         b_tile = tile
     elif FORMAT == _NVFP4:
-        b_magnitude, b_code, b_sign, b_finite, b_s8, b_d, b_s2 = _quantize_nvfp4(tile, BV, BK, CVT)
+        b_magnitude, _, b_sign, _, _, b_d, _ = _quantize_nvfp4(tile, BV, BK, CVT)
         b_value = (b_magnitude.to(tl.int32, bitcast=True) | b_sign).to(tl.float32, bitcast=True)
         b_tile = tl.reshape(b_value * b_d[:, :, None], [BV, BK])
         if D_K % 16 != 0:
             b_tile = tl.where((tl.arange(0, BK) < D_K)[None, :], b_tile, 0.0)
     elif FORMAT == _FP8:
-        b_codes, b_scale, b_finite = _quantize_fp8(tile, CVT)
+        b_codes, b_scale, _ = _quantize_fp8(tile, CVT)
         b_tile = _decode_e4m3(b_codes, CVT) * b_scale[:, None]
     elif FORMAT == _BF16:
         b_tile = tile.to(tl.bfloat16).to(tl.float32)
@@ -215,11 +220,12 @@ def _quantize_fp8(tile, CVT: tl.constexpr):
 
 @triton.jit
 def _quantize_nvfp4(tile, BV: tl.constexpr, BK: tl.constexpr, CVT: tl.constexpr):
-    """Everything that a tile becomes in NVFP4, in blocks: b_ [BV, BK/16, 16], block scales [BV, BK/16], rows [BV].
+    """Everything that a tile becomes in NVFP4: elements [BV, BK/16, 16], blocks [BV, BK/16], rows [BV].
 
     Returns:
-        Magnitudes float32 in {0, .5, 1, 1.5, 2, 3, 4, 6}, their codes int32 0..7, sign bits int32 (bit 31), where the
-        tile is finite, raw E4M3 block scales uint8, decode scales of blocks float32, decode scales of rows float32.
+        Magnitudes float32 in {0, .5, 1, 1.5, 2, 3, 4, 6}, their codes int32 0..7, sign bits int32 (bit 31),
+        where the tile is finite, raw E4M3 block scales uint8, decode scales of blocks float32, decode scales
+        of rows float32.
     """
     b_x = tl.reshape(tile, [BV, BK // 16, 16])
     b_x = tl.where(b_x == b_x, b_x, _INF)
@@ -233,8 +239,9 @@ def _quantize_nvfp4(tile, BV: tl.constexpr, BK: tl.constexpr, CVT: tl.constexpr)
     b_d = _decode_e4m3(b_s8, CVT) * b_s2[:, None]
     b_r = tl.minimum(tl.div_rn(1.0, b_d), _FLT_MAX)
     b_y = tl.minimum(b_abs * b_r[:, :, None], 6.0)
-    # E2M1 has a quantum of .5, 1 or 2 by binade from 1 on. Adding 2^22 times the binade's power of two leaves exactly
-    # that quantum as the last place, so the addition rounds, to nearest even, and the sum's bits count quanta.
+    # E2M1 has a quantum of .5, 1 or 2 by binade from 1 on. Adding 2^22 times the binade's power of two leaves
+    # exactly that quantum as the last place, so the addition rounds, to nearest even, and the sum's bits
+    # count quanta.
     b_binade = tl.maximum(b_y, 1.0).to(tl.int32, bitcast=True) & 0x7F800000
     b_shift = b_binade + 0x0B000000
     b_sum = b_y + b_shift.to(tl.float32, bitcast=True)
@@ -246,7 +253,7 @@ def _quantize_nvfp4(tile, BV: tl.constexpr, BK: tl.constexpr, CVT: tl.constexpr)
 
 @triton.jit
 def _encode_e4m3(x, CVT: tl.constexpr):
-    """Raw E4M3FN bits uint8 of float32 x, nearest even, saturating at ±448; a NaN gives some finite code or NaN."""
+    """Raw E4M3FN bits uint8 of float32 x, nearest even, saturating at ±448; a NaN gives any code."""
     x = tl.clamp(x, -448.0, 448.0)
     if CVT:
         b_codes = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
@@ -271,5 +278,5 @@ def _decode_e4m3(codes, CVT: tl.constexpr):
         # s|eeee|mmm at bits 15, 13..10, 9..7 is a float16 of 2^-8 times its value, subnormals included.
         b_half = ((codes.to(tl.int16) << 8) >> 1) & -0x4080
         b_values = b_half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-        b_values = tl.where((codes & 0x7F) == 0x7F, _NAN, b_values)
+        b_values = tl.where((codes & 0x7F) == 0x7F, float("nan"), b_values)
     return b_values

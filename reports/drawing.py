@@ -1,7 +1,7 @@
-"""How figures look: one style for a plan in every figure, curves that show exact zeros, files that are written whole.
+"""How figures look: one style for a plan in every figure, curves that show exact zeros, files written whole.
 
-Notable: figures are plain ``matplotlib.figure.Figure`` objects, no pyplot state. Ink, grid and paper have fixed
-colours, which `to_svg` turns into CSS variables, so that one drawing serves a light and a dark page.
+Notable: figures are plain ``matplotlib.figure.Figure`` objects, no pyplot state. Ink, grid and paper have
+fixed colours, which `to_svg` turns into CSS variables, so that one drawing serves a light and a dark page.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from driftgate.accuracy.records import RunData
 from driftgate.errors import InputError
 
 __all__ = [
-    "GRID", "INK", "MUTED", "PAPER", "STYLE", "NoDataError", "PlanStyle", "add_curve", "add_legend", "count_positions",
-    "plan_style", "start_figure", "to_svg", "write_png",
+    "GRID", "INK", "MUTED", "PAPER", "STYLE", "NoDataError", "PlanStyle", "add_curve", "add_legend",
+    "count_positions", "escape_text", "plan_style", "start_figure", "to_svg", "write_png",
 ]  # fmt: skip
 
 INK, MUTED, GRID, PAPER = "#1b1f23", "#66707a", "#d5dae1", "#fffffe"
-_VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}
 
 STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
@@ -65,6 +64,14 @@ STYLE: dict[str, Any] = {
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's palette without black and yellow: told apart under every common colour blindness."""
+_VARIABLES = {
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    GRID: "var(--grid)",
+    PAPER: "var(--paper)",
+    _COLOURS[0]: "var(--blue)",
+}
+"""Colours that a dark page replaces."""
 _LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -75,7 +82,7 @@ class NoDataError(InputError):
 
 @dataclass(frozen=True)
 class PlanStyle:
-    """How a plan is drawn, the same in every figure of a run; lists of 6, 5 and 7 repeat together after 210 plans."""
+    """How a plan is drawn, the same in every figure of a run; 210 plans look different."""
 
     label: str
     colour: str
@@ -88,15 +95,15 @@ def plan_style(run: RunData, name: str) -> PlanStyle:
     index = list(run.results.plans).index(name)
     label = f"{name} (control)" if run.results.plans[name].role == "control" else name
     return PlanStyle(
-        _plain(label),
+        escape_text(label),
         _COLOURS[index % len(_COLOURS)],
         _LINES[index % len(_LINES)],
         _MARKERS[index % len(_MARKERS)],
     )
 
 
-def _plain(text: str) -> str:
-    """Text that matplotlib does not read as mathematics, and does not hide as a label that begins with ``_``."""
+def escape_text(text: str) -> str:
+    """Text that matplotlib neither reads as mathematics nor hides as a label that begins with ``_``."""
     text = text.replace("$", r"\$")
     return f"\u200b{text}" if text.startswith("_") else text
 
@@ -179,7 +186,7 @@ def write_png(figure: Figure, path: Path) -> Path:
 
 
 def to_svg(figure: Figure, *, key: str, description: str) -> str:
-    """A figure as an ``<svg>`` element for a page: colours of the page, ids that meet no others, the same bytes each time.
+    """A figure as an ``<svg>`` element in the colours of its page, with ids of its own, the same each time.
 
     Args:
         figure: what to draw.

@@ -1,8 +1,8 @@
 """junit.xml: a test case for each check of each plan, for CI systems that show test results.
 
-Notable: fail is a failure, invalid an error, inconclusive skipped with its reason. What a control did is never a
-failure: anything but a pass of a control is skipped with what it was. Where the checks alone do not give the verdict
-of the run (A/A differs, nothing was checked), one more case holds the verdict itself.
+Notable: fail is a failure, invalid an error, inconclusive skipped with its reason. What a control did is
+never a failure: anything but a pass of a control is skipped with what it was. Where the checks alone do not
+give the verdict of the run (A/A differs, nothing was checked), one more case holds the verdict itself.
 """
 
 from __future__ import annotations

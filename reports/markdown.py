@@ -1,7 +1,8 @@
-"""report.md: the verdict, the plan table, and for each plan the table that llama.cpp's perplexity tool made familiar.
+"""report.md: the verdict, the plan table, and each plan in the words of llama.cpp's perplexity tool.
 
-Notable: the words (Mean KLD, 99.9% KLD, Same top p, RMS Δp, ...) are that tool's, the numbers are ours: intervals are
-two-sided 95 % intervals for dependent steps, where that tool prints one standard error for independent tokens.
+Notable: the words (Mean KLD, 99.9% KLD, Same top p, RMS Δp, ...) are that tool's, the numbers are ours:
+intervals are two-sided 95 % intervals for dependent steps, where that tool prints one standard error for
+independent tokens.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import re
 from pathlib import Path
 
 from driftgate.accuracy.records import PlanRecord, RunData, write_text
-from driftgate.reports.drawing import NoDataError
-from driftgate.reports.figures import FIGURES, caption
+from driftgate.reports.figures import caption, draw_all
 from driftgate.reports.sections import list_sections
 from driftgate.reports.tables import (
     NA,
@@ -19,6 +19,7 @@ from driftgate.reports.tables import (
     format_interval,
     format_number,
     format_percent,
+    format_ratio,
     headline,
     list_open_checks,
     list_plan_notes,
@@ -35,7 +36,10 @@ def render(run: RunData, out: Path) -> Path:
     headings = list(rows[0].cells) if rows else []
     lines += _write_table(
         ["Plan", "Role", *headings, "Verdict"],
-        [[row.name, row.role, *(row.cells[heading].text for heading in headings), row.verdict] for row in rows],
+        [
+            [row.name, row.role, *(row.cells[heading].text for heading in headings), row.verdict]
+            for row in rows
+        ],
     )
     lines += ["", *(f"- {_escape(note)}" for note in list_plan_notes(run)), "", "## Figures"]
     lines += _write_figures(run)
@@ -51,20 +55,23 @@ def render(run: RunData, out: Path) -> Path:
 
 
 BLOCK_NOTE = (
-    "KL(baseline‖plan) in nats per step. Brackets hold two-sided 95 % intervals that allow for dependent steps; "
-    "llama.cpp prints ± one standard error for independent tokens, which is narrower. Base is the FP32 state."
+    "KL(baseline‖plan) in nats per step. Brackets hold two-sided 95 % intervals that allow for dependent "
+    "steps, where llama.cpp prints ± one standard error for independent tokens. Base is the FP32 state, Q "
+    "the plan."
 )
 
 
 def write_kl_block(plan: PlanRecord) -> str:
-    """Perplexity, KL divergence and token probabilities of one plan, in the words of llama.cpp's perplexity tool."""
+    """Write perplexity, KL divergence and token probabilities of a plan in the words of llama.cpp."""
     kl, ppl, top = plan.kl, plan.ppl, plan.same_top_p
-    ratio = format_interval(_ratio(ppl.ratio_ci_low), _ratio(ppl.ratio_ci_high))
+    ratio = format_interval(
+        format_ratio(ppl.ratio_ci_low, digits=6), format_ratio(ppl.ratio_ci_high, digits=6)
+    )
     lines = [
         "====== Perplexity statistics ======",
-        f"Mean PPL(Q)                   : {_ratio(ppl.plan):>10}",
-        f"Mean PPL(base)                : {_ratio(ppl.baseline):>10}",
-        f"Mean PPL(Q)/PPL(base)         : {_ratio(ppl.ratio):>10} {ratio}",
+        f"Mean PPL(Q)                   : {format_ratio(ppl.plan, digits=6):>10}",
+        f"Mean PPL(base)                : {format_ratio(ppl.baseline, digits=6):>10}",
+        f"Mean PPL(Q)/PPL(base)         : {format_ratio(ppl.ratio, digits=6):>10} {ratio}",
         "",
         "====== KL divergence statistics ======",
         f"Mean    KLD: {_kld(kl.mean):>10} {format_interval(_kld(kl.ci_low), _kld(kl.ci_high))}",
@@ -86,7 +93,8 @@ def write_kl_block(plan: PlanRecord) -> str:
     lines += [f"{words} KLD: {_kld(value):>10}" for words, value in quantiles.items()]
     same = format_interval(format_percent(top.ci_low), format_percent(top.ci_high))
     lines += [
-        f"Steps      : {kl.n_steps:>10}  (effective {format_number(kl.n_effective)}, not finite {kl.n_nonfinite})",
+        f"Steps      : {kl.n_steps:>10}  (effective {format_number(kl.n_effective)}, not finite "
+        f"{kl.n_nonfinite})",
         "",
         "====== Token probability statistics ======",
         f"Mean    Δp: {_change(plan.delta_p.mean):>11}",
@@ -105,10 +113,6 @@ def _kld(value: float | None) -> str:
     return "0" if value == 0 else f"{value:.6f}" if abs(value) >= 1e-4 else f"{value:.2e}"
 
 
-def _ratio(value: float | None) -> str:
-    return NA if value is None else f"{value:.6f}"
-
-
 def _change(fraction: float | None) -> str:
     """A difference of probabilities in per cent, with digits enough to tell a small one from 0."""
     if fraction is None:
@@ -117,23 +121,24 @@ def _change(fraction: float | None) -> str:
 
 
 def _write_reasons(run: RunData) -> list[str]:
+    open_checks, extra = list_open_checks(run), disagreement(run)
     lines = [
-        f"- **{record.verdict}** {_escape(record.plan)}, {_escape(record.check)}: value {format_number(record.value)}, "
-        f"limit {format_number(record.limit)}. {_escape(record.reason)}"
-        for record in list_open_checks(run)
+        f"- **{record.verdict}** {_escape(record.plan)}, {_escape(record.check)}: "
+        f"value {format_number(record.value)}, limit {format_number(record.limit)}. {_escape(record.reason)}"
+        for record in open_checks
     ]
-    extra = disagreement(run)
-    return ([_escape(extra), ""] if extra else []) + (lines or ["Every check of every candidate passed."] * (not extra))
+    if extra is not None:
+        return [_escape(extra), "", *lines]
+    return lines or ["Every check of every candidate passed."]
 
 
 def _write_figures(run: RunData) -> list[str]:
     lines: list[str] = []
-    for entry in FIGURES:
+    for drawing in draw_all(run):
+        entry = drawing.entry
         lines += ["", f"### {entry.title}", ""]
-        try:
-            entry.draw(run)
-        except NoDataError as reason:
-            lines.append(f"Not drawn: {_escape(str(reason))}.")
+        if drawing.figure is None:
+            lines.append(f"Not drawn: {_escape(drawing.absent)}.")
         else:
             lines += [f"![{entry.title}](figures/{entry.name}.png)", "", caption(run, entry)]
     return lines
@@ -147,4 +152,4 @@ def _write_table(header: list[str], rows: list[list[str]]) -> list[str]:
 def _escape(text: str) -> str:
     """Text that neither Markdown nor HTML reads as markup, on one line."""
     text = " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").split())
-    return re.sub(r"([\\`*_|\[\]$])", r"\\\1", text)
+    return re.sub(r"[\\`*|\[\]$~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)

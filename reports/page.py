@@ -1,7 +1,8 @@
 """report.html: one file with everything in it; no request leaves it, and it reads without JavaScript.
 
-Notable: figures are inline SVG in the page's own colours, so that light and dark need one drawing. Jinja escapes every
-value; only the figures, drawn here, enter as markup. A content policy in the page forbids any request.
+Notable: figures are inline SVG in the page's own colours, so that light and dark need one drawing. Jinja
+escapes every value; only the figures, drawn here, enter as markup. A content policy in the page forbids any
+request.
 """
 
 from __future__ import annotations
@@ -39,20 +40,6 @@ _PAGES = Environment(
 def render(run: RunData, out: Path) -> Path:
     """Write ``report.html`` into the run folder ``out`` and return its path."""
     rows = plan_rows(run)
-    figures = [
-        {
-            "key": drawing.entry.name.replace("_", "-"),
-            "title": drawing.entry.title,
-            "caption": caption(run, drawing.entry),
-            "absent": drawing.absent,
-            "svg": Markup(
-                to_svg(drawing.figure, key=drawing.entry.name.replace("_", "-"), description=drawing.entry.title)
-            )
-            if drawing.figure
-            else None,
-        }
-        for drawing in draw_all(run)
-    ]
     blocks = [(name, plan.role, write_kl_block(plan)) for name, plan in run.results.plans.items()]
     text = _PAGES.get_template("report.html.jinja").render(
         verdict=run.results.verdict,
@@ -66,7 +53,7 @@ def render(run: RunData, out: Path) -> Path:
         headings=list(rows[0].cells) if rows else [],
         rows=rows,
         notes=list_plan_notes(run),
-        figures=figures,
+        figures=_embed_figures(run),
         sections=list_sections(run),
         blocks=blocks,
         block_note=BLOCK_NOTE,
@@ -74,6 +61,25 @@ def render(run: RunData, out: Path) -> Path:
     path = Path(out) / "report.html"
     write_text(path, text)
     return path
+
+
+def _embed_figures(run: RunData) -> list[dict[str, str]]:
+    """Figures as the template reads them; the heading stands above, so the drawing goes without its title."""
+    figures = []
+    for drawing in draw_all(run):
+        key, title = drawing.entry.name.replace("_", "-"), drawing.entry.title
+        svg = ""
+        if drawing.figure is not None:
+            drawing.figure.suptitle("")
+            svg = Markup(to_svg(drawing.figure, key=key, description=title))
+        told = {"caption": caption(run, drawing.entry), "absent": drawing.absent}
+        figures.append({"key": key, "title": title, "svg": svg, **told})
+    return figures
+
+
+def _break_plan(name: str) -> Markup:
+    """A plan name that may break after its options, and nowhere else unless it must."""
+    return Markup("+<wbr>").join(name.split("+"))
 
 
 def _list_facts(run: RunData) -> list[tuple[str, str]]:
@@ -85,3 +91,6 @@ def _list_facts(run: RunData) -> list[tuple[str, str]]:
         ("Command", " ".join(run.manifest.command)),
         ("Created", run.manifest.created),
     ]
+
+
+_PAGES.filters["break_plan"] = _break_plan

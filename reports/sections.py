@@ -5,13 +5,16 @@ Notable: numbers become text here, once, so that the two reports cannot differ.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from driftgate.accuracy.records import RunData
-from driftgate.reports.tables import check_rows, format_kl, format_number
+from driftgate.reports.tables import NA, check_rows, format_kl, format_number
 
 __all__ = ["Section", "list_sections"]
+
+_NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?( %)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,12 @@ class Section:
     rows: list[list[str]]
     note: str
 
+    @property
+    def numeric(self) -> list[bool]:
+        """For each column whether it holds numbers, which are set flush right."""
+        columns = zip(*self.rows, strict=True)
+        return [all(cell == NA or _NUMBER.fullmatch(cell) for cell in column) for column in columns]
+
 
 def list_sections(run: RunData) -> list[Section]:
     """All tables after the figures; one without rows is left out, except where its absence is a finding."""
@@ -45,8 +54,8 @@ def _checks(run: RunData) -> Section:
         title="Checks",
         header=("Plan", "Check", "Value", "Limit", "Verdict", "Reason"),
         rows=check_rows(run),
-        note="Value is the one-sided 95 % bound that was compared with the limit; a value equal to its limit passes. "
-        "Checks of controls do not gate.",
+        note="Value is the one-sided 95 % bound that was compared with the limit; a value equal to its limit "
+        "passes. Checks of controls do not gate.",
     )
 
 
@@ -64,7 +73,7 @@ def _bitwise(run: RunData) -> Section:
         )
         equal = f"{len(records) - len(unequal)} of {len(records)}"
         rows.append([invariant, recurrence, equal, "differs" if unequal else "equal", told or "none"])
-    note = "Cases that must agree bit for bit with the FP32 baseline kernel; a single different bit is a difference."
+    note = "Cases that must agree bit for bit; a single different bit is a difference."
     return Section(
         key="bitwise",
         title="Bit-exact cases",
@@ -76,7 +85,7 @@ def _bitwise(run: RunData) -> Section:
 
 def _backends(run: RunData) -> Section:
     backend = run.results.backend
-    rows = [["drift, state errors", backend.drift, "none", "none"], ["tasks", backend.tasks, "none", "none"]]
+    rows = [["drift, state errors", backend.drift, NA, NA], ["tasks", backend.tasks, NA, NA]]
     if backend.cross_check is not None:
         check = backend.cross_check
         rows[0][2:] = [format_number(check.steps), format_number(check.max_abs_difference)]
@@ -85,8 +94,8 @@ def _backends(run: RunData) -> Section:
                 [f"plan {plan}", backend.drift, format_number(check.steps), format_number(difference)]
             )
         note = (
-            "The same tokens went through the drift backend and through the Triton kernels under the interpreter; "
-            "the difference is the greatest of the two's logits."
+            "The same tokens went through the drift backend and through the interpreted Triton kernels; "
+            "the difference is the greatest between their logits."
         )
     else:
         note = "No cross-check with the interpreted Triton kernels was made."
@@ -101,7 +110,7 @@ def _noise_floor(run: RunData) -> Section:
         over = (
             format_number(plan.kl.mean / floor.kl_mean, digits=3)
             if floor.kl_mean and plan.kl.mean is not None
-            else format_number(None)
+            else NA
         )
         rows.append([name, format_kl(plan.kl.mean), format_kl(plan.kl.max), over])
     return Section(
@@ -109,8 +118,8 @@ def _noise_floor(run: RunData) -> Section:
         title="Noise floor",
         header=("What", "Mean KL (nats)", "Maximum KL (nats)", "Mean / floor"),
         rows=rows,
-        note="The floor is the KL of FP32 against itself under another launch (batch or tile); a plan near it cannot be "
-        "told from the baseline. Mean / floor is n/a where the floor is exactly 0.",
+        note="The floor is the KL of FP32 against itself under another launch (batch or tile); a plan near "
+        "it cannot be told from the baseline. Mean / floor is n/a where the floor is exactly 0.",
     )
 
 
@@ -125,8 +134,9 @@ def _drift(run: RunData) -> Section:
         title="Drift law",
         header=("Plan", "Slope", "95 % low", "95 % high", "Excess slope", "Law"),
         rows=rows,
-        note="Slope of ln KL on ln position: 0 is flat, 1 doubles the KL when the position doubles. The excess slope is "
-        "what a recurrence below FP32 adds to the slope of the same read copy with an FP32 recurrence.",
+        note="Slope of ln KL on ln position: 0 is flat, 1 doubles the KL when the position doubles. The "
+        "excess slope is what a recurrence below FP32 adds to that of the same read copy with an FP32 "
+        "recurrence.",
     )
 
 
@@ -151,8 +161,9 @@ def _counters(run: RunData) -> Section:
             "Traffic per step (bytes)",
         ),
         rows=rows,
-        note="Counters count row × layer × step and leave prefill out: they show that the format under test was really "
-        "read. Bytes are per sequence over all recurrent layers, traffic by formula.",
+        note="Counters count events by row, layer and step and leave prefill out: they show that the "
+        "format under test was really read. Bytes are per sequence over all recurrent layers, traffic "
+        "by formula.",
     )
 
 

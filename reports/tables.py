@@ -1,6 +1,6 @@
 """Numbers, rows and tables that every report shares: one place decides how a value is written.
 
-Notable: undefined numbers read ``n/a``; a KL of exactly 0 reads ``0`` and no smaller number does. The verdict of a
+Notable: undefined numbers read ``n/a``; a KL of exactly 0 reads ``0`` and no other does. The verdict of a
 plan is the gravest of its checks in ``results.verdicts``; nothing here decides anew.
 """
 
@@ -17,9 +17,9 @@ from rich.text import Text
 from driftgate.accuracy.records import PlanRecord, RunData, TaskRecord, VerdictRecord
 
 __all__ = [
-    "NA", "Cell", "PlanRow", "check_rows", "checks_table", "disagreement", "format_interval", "format_kl", "format_number",
-    "format_percent", "format_points", "gates", "headline", "list_open_checks", "list_plan_notes", "plan_rows",
-    "plan_verdict", "summary_table",
+    "NA", "Cell", "PlanRow", "check_rows", "checks_table", "disagreement", "format_interval",
+    "format_kl", "format_number", "format_percent", "format_points", "format_ratio", "gates", "headline",
+    "list_open_checks", "list_plan_notes", "plan_rows", "plan_verdict", "summary_table",
 ]  # fmt: skip
 
 NA = "n/a"
@@ -47,6 +47,11 @@ def format_points(fraction: float | None) -> str:
     return NA if fraction is None or not math.isfinite(fraction) else f"{100 * fraction + 0.0:+.2f}"
 
 
+def format_ratio(value: float | None, *, digits: int = 5) -> str:
+    """A ratio near 1 with fixed digits, so that a small change stays visible."""
+    return NA if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
 def format_number(value: Any, *, digits: int = 4) -> str:
     """Anything of a record as text: numbers to ``digits`` significant digits, null and non-finite as n/a."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -68,10 +73,15 @@ def format_interval(low: str, high: str) -> str:
 
 
 class Cell(NamedTuple):
-    """A written value and the number behind it, by which a table sorts."""
+    """A written value, its lines in order of weight, and the number behind it, by which a table sorts."""
 
-    text: str
+    lines: tuple[str, ...]
     value: float | None = None
+
+    @property
+    def text(self) -> str:
+        """All lines as one."""
+        return " ".join(self.lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +108,7 @@ def gates(run: RunData, plan: str) -> bool:
 
 
 def plan_verdict(run: RunData, plan: str) -> str:
-    """The gravest verdict of a plan's checks; ``control`` for a control, ``no check`` where nothing was checked."""
+    """The gravest verdict of a plan's checks; ``control`` for a control, ``no check`` where there is none."""
     if not gates(run, plan):
         return "control"
     found = {record.verdict for record in run.results.verdicts if record.plan == plan}
@@ -114,7 +124,7 @@ def list_open_checks(run: RunData) -> list[VerdictRecord]:
 
 
 def disagreement(run: RunData) -> str | None:
-    """One sentence where the checks alone do not give the verdict of the run, e.g. when A/A differs; else None."""
+    """One sentence where the checks alone do not give the verdict of the run (A/A differs); else None."""
     grave = {record.verdict for record in list_open_checks(run)}
     of_checks = "fail" if "fail" in grave else "inconclusive" if grave else "pass"
     if not run.results.verdicts:
@@ -145,41 +155,33 @@ def plan_rows(run: RunData) -> list[PlanRow]:
 
 def _cells(plan: PlanRecord, tasks: list[str]) -> dict[str, Cell]:
     kl, top, ppl = plan.kl, plan.same_top_p, plan.ppl
+    bounds = [format_kl(x) for x in (kl.mean, kl.ci_low, kl.ci_high)]
+    shares = [format_percent(x) for x in (top.value, top.ci_low, top.ci_high)]
+    ratios = [format_ratio(x) for x in (ppl.ratio, ppl.ratio_ci_low, ppl.ratio_ci_high)]
     cells = {
-        "Mean KL (nats)": Cell(
-            _beside(format_kl(kl.mean), format_kl(kl.ci_low), format_kl(kl.ci_high)) + "†" * _is_marked(plan),
-            kl.mean,
-        ),
-        "p99.9 KL": Cell(format_kl(kl.p99_9), kl.p99_9),
-        "Same top": Cell(
-            _beside(format_percent(top.value), format_percent(top.ci_low), format_percent(top.ci_high)),
-            top.value,
-        ),
-        "PPL ratio": Cell(
-            _beside(*(format_number(x, digits=5) for x in (ppl.ratio, ppl.ratio_ci_low, ppl.ratio_ci_high))),
-            ppl.ratio,
-        ),
-        "State bytes": Cell(f"{plan.bytes.state_ratio:.3f} ×", plan.bytes.state_ratio),
-        "Traffic": Cell(f"{plan.bytes.traffic_ratio:.3f} ×", plan.bytes.traffic_ratio),
+        "Mean KL (nats)": _with_interval(bounds, kl.mean, mark="†" * _is_marked(plan)),
+        "p99.9 KL": Cell((format_kl(kl.p99_9),), kl.p99_9),
+        "Same top": _with_interval(shares, top.value),
+        "PPL ratio": _with_interval(ratios, ppl.ratio),
+        "State ratio": Cell((f"{plan.bytes.state_ratio:.3f}",), plan.bytes.state_ratio),
+        "Traffic ratio": Cell((f"{plan.bytes.traffic_ratio:.3f}",), plan.bytes.traffic_ratio),
     }
-    for name in tasks:
-        cells[f"Task {name}"] = _task_cell(plan.tasks.get(name))
-    return cells
+    return cells | {f"Task {name}": _task_cell(plan.tasks.get(name)) for name in tasks}
 
 
-def _beside(value: str, low: str, high: str) -> str:
-    return value if value == NA or (low == high == value) else f"{value} {format_interval(low, high)}"
+def _with_interval(texts: list[str], value: float | None, *, mark: str = "") -> Cell:
+    """A value with its bounds below; none where the value is undefined or all three read the same."""
+    alone = texts[0] == NA or len(set(texts)) == 1
+    return Cell((texts[0] + mark,) if alone else (texts[0] + mark, format_interval(*texts[1:])), value)
 
 
 def _task_cell(task: TaskRecord | None) -> Cell:
     if task is None:
-        return Cell(NA)
+        return Cell((NA,))
     bounds = format_interval(format_points(task.ci_low), format_points(task.ci_high))
-    return Cell(
-        f"{format_percent(task.accuracy)}, {format_points(task.delta)} {bounds} points, "
-        f"{task.lost} lost {task.gained} gained: {task.verdict}",
-        task.accuracy,
-    )
+    change = f"{format_points(task.delta)} points {bounds}"
+    flips = f"{task.lost} lost, {task.gained} gained: {task.verdict}"
+    return Cell((format_percent(task.accuracy), change, flips), task.accuracy)
 
 
 def _is_marked(plan: PlanRecord) -> bool:
@@ -188,7 +190,7 @@ def _is_marked(plan: PlanRecord) -> bool:
 
 
 def list_plan_notes(run: RunData) -> list[str]:
-    """What a reader of the plan table must know: marked intervals, steps left out, answers that were cut off."""
+    """What a reader of the plan table must know: marked intervals, steps left out, answers cut off."""
     notes = []
     for name, plan in run.results.plans.items():
         kl = plan.kl
@@ -209,8 +211,8 @@ def list_plan_notes(run: RunData) -> list[str]:
         for task, record in plan.tasks.items():
             if record.cap_hits or record.unparsed:
                 notes.append(
-                    f"{name}, {task}: {record.cap_hits} answers cut off at the token limit, {record.unparsed} unparsed, "
-                    f"of {record.n} items × {record.repeats}."
+                    f"{name}, {task}: {record.cap_hits} answers cut off at the token limit, "
+                    f"{record.unparsed} unparsed, of {record.n} items times {record.repeats}."
                 )
     return notes
 
@@ -245,7 +247,7 @@ def summary_table(run: RunData) -> Table:
             format_kl(plan.kl.mean) + "†" * _is_marked(plan),
             format_kl(plan.kl.p99_9),
             format_percent(plan.same_top_p.value),
-            row.cells["State bytes"].text,
+            row.cells["State ratio"].text,
             format_points(min(losses)) if losses else NA,
             Text(row.verdict, style=_COLOURS.get(row.verdict, "")),
         )

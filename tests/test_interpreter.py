@@ -1,7 +1,7 @@
 """Triton's interpreter, corrected: every result here is compared exactly, NaN by class.
 
-One process with TRITON_INTERPRET=1 (tests/interpreter_cases.py, warnings are errors) runs all kernels; the expected
-values come from NumPy, ml_dtypes, exact fractions and the published vectors.
+One process with TRITON_INTERPRET=1 (tests/interpreter_cases.py, warnings are errors) runs all kernels; the
+expected values come from NumPy, ml_dtypes, exact fractions and the published vectors.
 """
 
 from __future__ import annotations
@@ -19,20 +19,26 @@ import pytest
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden" / "quant"
-NARROW = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+NARROW = {
+    "bf16": ml_dtypes.bfloat16,
+    "fp16": np.float16,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+}
 GOLDEN_NAMES = {"bf16": "bf16", "fp16": "f16", "e4m3": "e4m3fn_sat", "e5m2": "e5m2_sat"}
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
 
 
 def hard_products(dtype: type, seed: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Operands of x*y + z on which rounding twice is wrong: cancellation, ties, far smaller terms, subnormals."""
+    """Operands of x*y + z on which rounding twice is wrong: cancellation, ties, small terms, subnormals."""
     rng = np.random.default_rng(seed)
     x, y = (rng.standard_normal(n).astype(dtype) for _ in range(2))
     quarter = n // 4
     z = np.empty(n, dtype)
     z[:quarter] = -(x[:quarter] * y[:quarter])
     bits = np.finfo(dtype).nmant
-    # (1 + a)(1 - a) is a square below 1, so the sum is half a last place of z less some 2^-69: no float64 holds that.
+    # (1 + a)(1 - a) is a square below 1, so the sum is half a last place of z less some 2^-69: no float64
+    # holds that.
     a = 2.0**-bits * rng.integers(1, 8, quarter)
     x[quarter : 2 * quarter] = 1 + a
     y[quarter : 2 * quarter] = (1 - a) * 2.0 ** -(bits + 1)
@@ -41,7 +47,9 @@ def hard_products(dtype: type, seed: int, n: int) -> tuple[np.ndarray, np.ndarra
     tiny = np.finfo(dtype).tiny
     x[3 * quarter :] = (x[3 * quarter :] * np.sqrt(tiny)).astype(dtype)
     y[3 * quarter :] = (y[3 * quarter :] * np.sqrt(tiny)).astype(dtype)
-    z[3 * quarter :] = (rng.integers(-3, 4, n - 3 * quarter) * np.finfo(dtype).smallest_subnormal).astype(dtype)
+    z[3 * quarter :] = (rng.integers(-3, 4, n - 3 * quarter) * np.finfo(dtype).smallest_subnormal).astype(
+        dtype
+    )
     return x, y, z
 
 
@@ -89,7 +97,10 @@ def outputs(inputs: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFact
     command = [sys.executable, "-P", "-W", "error::RuntimeWarning", HERE / "interpreter_cases.py"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [*command, folder / "inputs.npz", folder / "outputs.npz"], env=environment, capture_output=True, text=True
+        [*command, folder / "inputs.npz", folder / "outputs.npz"],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return dict(np.load(folder / "outputs.npz"))
@@ -153,7 +164,9 @@ def test_fma_rounds_once(
     np.testing.assert_array_equal(outputs[f"fma/{kind}"].astype(np.float64), expected)
 
 
-def test_fma_cases_tell_fused_from_unfused(inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
+def test_fma_cases_tell_fused_from_unfused(
+    inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]
+) -> None:
     x, y, z = (inputs[f"fma/fp32/{i}"] for i in "xyz")
     unfused = x * y + z
     through_double = (x.astype(np.float64) * y + z).astype(np.float32)
@@ -162,13 +175,17 @@ def test_fma_cases_tell_fused_from_unfused(inputs: dict[str, np.ndarray], output
 
 
 @pytest.mark.parametrize("kind", ["bf16", "e4m3", "fp16"])
-def test_dot_multiplies_values(inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], kind: str) -> None:
+def test_dot_multiplies_values(
+    inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], kind: str
+) -> None:
     # Integers up to 8 are exact in each type and 32 products of them are exact in float32.
     np.testing.assert_array_equal(outputs[f"dot/{kind}"], inputs["dot/a"] @ inputs["dot/b"])
 
 
 @pytest.mark.parametrize("name", ["total", "product", "less", "scaled", "bigger", "counted"])
-def test_bfloat16_arithmetic(inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], name: str) -> None:
+def test_bfloat16_arithmetic(
+    inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], name: str
+) -> None:
     x, y = (inputs[f"bf16/{i}"].view(ml_dtypes.bfloat16).astype(np.float32) for i in "xy")
     constant = np.float32(ml_dtypes.bfloat16(0.3))
     expected = {
@@ -179,7 +196,9 @@ def test_bfloat16_arithmetic(inputs: dict[str, np.ndarray], outputs: dict[str, n
         "bigger": np.maximum(x, y),
         "counted": np.arange(len(x), dtype=np.float32) * 3 - 100,
     }[name]
-    np.testing.assert_array_equal(outputs[f"bf16/{name}"], expected.astype(ml_dtypes.bfloat16).astype(np.float32))
+    np.testing.assert_array_equal(
+        outputs[f"bf16/{name}"], expected.astype(ml_dtypes.bfloat16).astype(np.float32)
+    )
 
 
 def test_div_rn_and_sqrt_rn_are_correctly_rounded(
@@ -259,6 +278,8 @@ def test_unchecked_releases_are_refused(refusals: dict[str, str], release: str) 
 def test_install_needs_the_interpreter() -> None:
     program = "from driftgate.kernels import interpreter as i; print(i.is_interpreted()); i.install()"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True
+    )
     assert done.stdout == "False\n"
     assert "RuntimeError: TRITON_INTERPRET is not on" in done.stderr

@@ -59,8 +59,8 @@ def assert_row_is_the_oracle_s(name, x, stored, i):
     np.testing.assert_array_equal(np.isnan(decoded), np.isnan(oracle))
 
 
-# 448*bmax/amax lies exactly between two E4M3 values, so the order of the roundings decides: bmax*(S*(1/6)) gives
-# these codes, (bmax*(1/6))*S, S*(bmax/6) and bmax/(6*s2), which others use, the neighbour of at least one each.
+# 448*bmax/amax lies exactly between two E4M3 values, so the order of the roundings decides: bmax*(S*(1/6))
+# gives these codes; (bmax*(1/6))*S and S*(bmax/6), which others use, give neighbours of some.
 @pytest.mark.parametrize(
     ("amax", "bmax", "code"), [(12, 9, 123), (24, 9, 115), (28, 25, 124), (56, 25, 116), (96, 72, 123)]
 )

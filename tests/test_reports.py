@@ -36,7 +36,14 @@ RATIOS = {
     WEIRD: (0.3, 0.35),
     CONTROL: (0.1, 0.14),
 }
-CHECKS = {EXACT: "pass", SPLIT: "pass", CACHED: "inconclusive", SMALL: "fail", WEIRD: "invalid", CONTROL: "fail"}
+CHECKS = {
+    EXACT: "pass",
+    SPLIT: "pass",
+    CACHED: "inconclusive",
+    SMALL: "fail",
+    WEIRD: "invalid",
+    CONTROL: "fail",
+}
 
 
 def make_steps() -> pd.DataFrame:
@@ -147,3 +154,358 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(folder: Path) -> rec.RunData:
     return rec.load_run(folder)
+
+
+def with_results(run: rec.RunData, **changes: object) -> rec.RunData:
+    """The same run with other results."""
+    return replace(run, results=run.results.model_copy(update=changes))
+
+
+def only(run: rec.RunData, *plans: str) -> rec.RunData:
+    """The same run with fewer plans."""
+    return with_results(run, plans={plan: run.results.plans[plan] for plan in plans})
+
+
+def legend_texts(figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def all_texts(figure) -> list[str]:
+    figure.canvas.draw()
+    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
+
+
+class Page(HTMLParser):
+    """What a browser would ask for, the anchors, and the rows of every table."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.requests: list[str] = []
+        self.ids: list[str] = []
+        self.anchors: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href", "srcset", "data", "action"):
+                (self.anchors if (value or "").startswith("#") else self.requests).append(value or "")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_render_all_writes_every_file_and_leaves_no_temporary(folder: Path) -> None:
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    pictures = [f"figures/{entry.name}.png" for entry in figures.FIGURES]
+    data = ["items.parquet", "manifest.json", "results.json", "steps.parquet"]
+    assert names == sorted([*pictures, *data, "report.html", "report.md", "junit.xml"])
+
+
+def test_render_all_returns_the_written_files(tmp_path: Path) -> None:
+    rec.save_run(tmp_path, make_run())
+    written = render_all(tmp_path)
+    assert len(written) == len(figures.FIGURES) + 3
+    assert all(path.stat().st_size > 0 for path in written)
+
+
+def test_render_all_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"results\.json"):
+        render_all(tmp_path)
+
+
+def test_kl_against_position_draws_what_the_steps_hold(run: rec.RunData) -> None:
+    figure = figures.kl_against_position(run)
+    main, below = figure.axes
+    assert main.get_yscale() == main.get_xscale() == "log"
+    drawn = {line.get_color() for line in main.lines if len(line.get_xdata()) > 2}
+    assert len(drawn) == 5, "five of six plans have a KL above 0"
+    mean = np.mean([line.get_ydata() for line in main.lines if to_hex(line.get_color()) == "#56b4e9"])
+    assert mean == pytest.approx(run.results.plans[CONTROL].kl.mean, rel=0.5)
+    assert (
+        "nats" in main.get_ylabel()
+        and "tokens" in below.get_xlabel()
+        and "nats per token" in below.get_ylabel()
+    )
+    assert f"{EXACT}: exactly 0" in legend_texts(figure)
+    assert any("(control)" in text and "slope 0.60" in text for text in legend_texts(figure))
+    assert [line for line in main.lines if set(line.get_ydata()) == {run.results.noise_floor.kl_mean}]
+
+
+def test_plans_differ_in_colour_and_in_line_style(run: rec.RunData) -> None:
+    main = figures.kl_by_window_offset(run).axes[0]
+    curves = [line for line in main.lines if len(line.get_xdata()) == LENGTH]
+    assert len({line.get_color() for line in curves}) == len(curves) == 5
+    assert len({line.get_marker() for line in curves}) == len(curves)
+
+
+def test_exact_zeros_are_drawn_as_hollow_marks_on_the_lower_edge(run: rec.RunData) -> None:
+    plan = run.results.plans[SPLIT].model_copy(deep=True)
+    plan.drift.by_window_offset[15].mean = 0.0
+    plan.drift.by_window_offset[3].mean = None
+    axes = figures.kl_by_window_offset(with_results(run, plans={SPLIT: plan})).axes[0]
+    curve, zeros = axes.lines[0], axes.lines[1]
+    assert list(zeros.get_xdata()) == [15.0] and zeros.get_fillstyle() == "none"
+    assert np.isnan(curve.get_ydata()).sum() == 2
+
+
+def test_state_errors_print_zero_as_zero_and_unknown_as_na(run: rec.RunData) -> None:
+    plan = run.results.plans[SPLIT].model_copy(deep=True)
+    plan.state.layers[0].read_error = None
+    figure = figures.state_error_by_layer(with_results(run, plans={SPLIT: plan}))
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles[:4] == ["read error", "checkpoint error", "trajectory error", "output error"]
+    cells = [[text.get_text() for text in axes.texts] for axes in figure.axes[:4]]
+    assert cells[1] == ["0"] * len(LAYERS)
+    assert cells[0] == ["n/a", "5.2e-02", "8.7e-02"]
+
+
+def test_state_errors_leave_out_a_panel_without_numbers(run: rec.RunData) -> None:
+    plan = run.results.plans[EXACT].model_copy(deep=True)
+    for layer in plan.state.layers:
+        layer.read_error = None
+    figure = figures.state_error_by_layer(with_results(run, plans={EXACT: plan}))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "checkpoint error",
+        "trajectory error",
+        "output error",
+    ]
+
+
+def test_task_accuracy_shows_baseline_chance_interval_and_flips(run: rec.RunData) -> None:
+    figure = figures.task_accuracy(run)
+    assert [axes.get_title(loc="left").split()[0] for axes in figure.axes] == ["recall", "tracking"]
+    recall = figure.axes[0]
+    verticals = sorted(
+        line.get_xdata()[0]
+        for line in recall.lines
+        if len(set(line.get_xdata())) == 1 and len(line.get_xdata()) == 2
+    )
+    assert verticals == [25.0, 74.0]
+    control = recall.lines[10]
+    assert list(control.get_xdata()) == pytest.approx([74 - 8 - 1.8, 74 - 8 + 1.6])
+    assert "18 lost, 2 gained" in [text.get_text() for text in recall.texts]
+    assert "%" in figure.axes[-1].get_xlabel()
+
+
+def test_kl_against_bytes_rings_candidates_that_nothing_beats(run: rec.RunData) -> None:
+    axes = figures.kl_against_bytes(run).axes[0]
+    rings = [float(line.get_xdata()[0]) for line in axes.lines if line.get_markersize() == 12]
+    best = [SPLIT, SMALL, WEIRD, EXACT]
+    assert sorted(rings) == sorted(RATIOS[plan][0] for plan in best), (
+        "not the control, not the plan beaten at equal bytes"
+    )
+
+
+@pytest.mark.parametrize("entry", figures.FIGURES, ids=lambda entry: entry.name)
+def test_no_figure_says_nan_and_each_names_its_backend(run: rec.RunData, entry: figures.FigureEntry) -> None:
+    texts = all_texts(entry.draw(run))
+    assert not [text for text in texts if re.search(r"\b(nan|inf|None)\b", text, re.IGNORECASE)]
+    assert f"backend: {getattr(run.results.backend, entry.source)}" in " ".join(texts)
+    assert getattr(run.results.backend, entry.source) in figures.caption(run, entry)
+
+
+@pytest.mark.parametrize("entry", figures.FIGURES, ids=lambda entry: entry.name)
+def test_no_two_labels_overlap(run: rec.RunData, entry: figures.FigureEntry) -> None:
+    figure = entry.draw(run)
+    figure.canvas.draw()
+    texts = [
+        t
+        for t in figure.findobj(lambda artist: hasattr(artist, "get_text"))
+        if t.get_text().strip() and t.get_visible()
+    ]
+    boxes = [(t.get_text(), t.get_window_extent()) for t in texts]
+    boxes = [
+        (text, box) for text, box in boxes if figure.bbox.containsx(box.x0) and figure.bbox.containsy(box.y0)
+    ]
+    clashes = [
+        (a[0], b[0])
+        for i, a in enumerate(boxes)
+        for b in boxes[:i]
+        if a[1].shrunk(0.9, 0.9).overlaps(b[1].shrunk(0.9, 0.9))
+    ]
+    assert clashes == []
+
+
+@pytest.mark.parametrize(
+    "draw", [figures.kl_against_position, figures.kl_by_window_offset, figures.kl_against_bytes]
+)
+def test_bit_equal_plans_alone_are_no_figure(run: rec.RunData, draw) -> None:
+    with pytest.raises(figures.NoDataError, match="exactly 0"):
+        draw(only(run, EXACT))
+
+
+def test_reports_say_why_a_figure_is_missing_and_drop_its_old_picture(
+    run: rec.RunData, tmp_path: Path
+) -> None:
+    bare = run.results.plans[SPLIT].model_copy(update={"tasks": {}})
+    small = with_results(run, plans={SPLIT: bare})
+    figures.render(run, tmp_path)
+    figures.render(small, tmp_path)
+    assert not (tmp_path / "figures" / "task_accuracy.png").exists()
+    for module in (markdown, page):
+        text = module.render(small, tmp_path).read_text(encoding="utf-8")
+        assert "Not drawn: the run holds no task with an accuracy." in text
+
+
+def test_steps_that_are_not_finite_enter_no_curve(run: rec.RunData) -> None:
+    steps = run.steps.copy()
+    steps.loc[steps.index[steps["plan"] == SPLIT][:5], "kl"] = [np.inf, np.nan, np.inf, np.nan, np.inf]
+    main = figures.kl_against_position(only(replace(run, steps=steps), SPLIT)).axes[0]
+    assert np.isfinite(main.lines[0].get_ydata()).all()
+
+
+def test_drawing_leaves_the_users_settings_alone(run: rec.RunData) -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    figures.kl_against_bytes(run)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_page_asks_for_nothing_outside(folder: Path) -> None:
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert Page(text).requests == []
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//|url\(\s*["']?(?!#)|@import""", text)
+
+
+def test_page_anchors_lead_somewhere_and_ids_are_unique(folder: Path) -> None:
+    seen = Page((folder / "report.html").read_text(encoding="utf-8"))
+    assert len(seen.ids) == len(set(seen.ids))
+    assert {anchor[1:] for anchor in seen.anchors} <= set(seen.ids)
+    assert all(re.fullmatch(r"[A-Za-z][\w.-]*", name) for name in seen.ids)
+
+
+def test_page_holds_every_figure_and_both_colour_schemes(folder: Path) -> None:
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert Page(text).tags.count("svg") == len(figures.FIGURES)
+    assert "prefers-color-scheme: dark" in text and "var(--ink)" in text
+
+
+def test_page_escapes_what_plans_and_reasons_say(folder: Path) -> None:
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<i>against" not in text and "a<b>" not in text
+    assert "&lt;i&gt;against&lt;/i&gt;" in text and WEIRD in Page(text).text
+
+
+def test_page_shows_the_verdict_before_any_number(folder: Path) -> None:
+    seen = Page((folder / "report.html").read_text(encoding="utf-8")).text
+    assert seen.index("1 fail, 1 invalid, 1 inconclusive, 2 pass") < seen.index("Mean KL (nats)")
+    assert seen.index(f"bound of {SMALL}") < seen.index("Mean KL (nats)")
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_text_reports_have_no_undefined_word(folder: Path, name: str) -> None:
+    text = (folder / name).read_text(encoding="utf-8")
+    text = re.sub(r"<(script|style|svg)\b.*?</\1>", "", text, flags=re.DOTALL)
+    assert "n/a" in text
+    assert not re.search(r"\b(nan|NaN|None|null|inf)\b", text)
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_text_reports_show_every_section(folder: Path, name: str) -> None:
+    text = (folder / name).read_text(encoding="utf-8")
+    words = ["Checks", "Bit-exact cases", "Backends and cross-check", "Noise floor", "Counters and bytes", "Manifest",
+             "1.9e-06", "3.10e-10", "up to 3 ulp", "half of FP8 weights", "2,097,152", "61 effective steps", "4 answers cut off"]  # fmt: skip
+    assert [word for word in words if word not in text] == []
+
+
+def test_markdown_prints_the_table_in_the_words_of_llama_cpp(folder: Path, run: rec.RunData) -> None:
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    block = text[text.index(f"### {SPLIT} (") :].split("```")[1]
+    kl = run.results.plans[SPLIT].kl
+    assert re.search(
+        rf"^Mean    KLD: +{kl.mean:.6f} \[{kl.ci_low:.6f}, {kl.ci_high:.6f}\]$", block, re.MULTILINE
+    )
+    for words in ("Maximum KLD:", "99.9%   KLD:", "99.0%   KLD:", "Median  KLD:", " 0.1%   KLD:", "Minimum KLD:", "Mean    Δp:", "RMS Δp    :",
+                  "Same top p:", "Mean PPL(Q)/PPL(base)"):  # fmt: skip
+        assert block.count(words) == 1, words
+
+
+def test_markdown_prints_undefined_and_zero_apart(run: rec.RunData) -> None:
+    weird = markdown.write_kl_block(run.results.plans[WEIRD])
+    assert re.search(r"^99.9%   KLD: +n/a$", weird, re.MULTILINE) and re.search(
+        r"^Minimum Δp: +n/a$", weird, re.MULTILINE
+    )
+    assert re.search(r"^Maximum KLD: +0$", markdown.write_kl_block(run.results.plans[EXACT]), re.MULTILINE)
+
+
+def test_markdown_tables_keep_their_columns_under_any_plan_name(folder: Path) -> None:
+    lines = (folder / "report.md").read_text(encoding="utf-8").splitlines()
+    start = lines.index("## Plans") + 2
+    widths = {len(re.findall(r"(?<!\\)\|", line)) for line in lines[start : start + 2 + len(LEVELS)]}
+    assert len(widths) == 1
+
+
+def test_junit_counts_agree_with_results(folder: Path, run: rec.RunData) -> None:
+    suite = ElementTree.parse(folder / "junit.xml").getroot().find("testsuite")
+    assert suite is not None
+    kinds = {}
+    for case in suite.findall("testcase"):
+        outcome = [child.tag for child in case if child.tag != "system-out"]
+        kinds[case.get("classname", "").removeprefix("driftgate.")] = outcome[0] if outcome else "pass"
+    wanted = {"pass": "pass", "fail": "failure", "invalid": "error", "inconclusive": "skipped"}
+    expected = {plan: "skipped" if plan == CONTROL else wanted[verdict] for plan, verdict in CHECKS.items()}
+    assert kinds == expected
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["6", "1", "1", "2"]
+
+
+def test_junit_fails_when_only_the_run_fails(run: rec.RunData, tmp_path: Path) -> None:
+    passed = [record.model_copy(update={"verdict": "pass"}) for record in run.results.verdicts]
+    suite = (
+        ElementTree.parse(junit.render(with_results(run, verdicts=passed), tmp_path))
+        .getroot()
+        .find("testsuite")
+    )
+    assert suite is not None and suite.get("failures") == "1"
+    assert "1 bit-exact cases differ" in (suite[-2][0].get("message") or "")
+
+
+def test_junit_survives_characters_that_xml_has_not(run: rec.RunData, tmp_path: Path) -> None:
+    odd = [run.results.verdicts[3].model_copy(update={"reason": "bell \x07 ends ]]> here"})]
+    root = ElementTree.parse(junit.render(with_results(run, verdicts=odd), tmp_path)).getroot()
+    assert "bell \ufffd ends ]]> here" in root.findall(".//failure")[0].get("message", "")
+
+
+def test_summary_table_fits_eighty_columns_with_whole_plan_names(run: rec.RunData) -> None:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(tables.summary_table(run))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    for plan in LEVELS:
+        row = next(line for line in text.splitlines() if line.startswith(plan))
+        assert row.split()[-1] == tables.plan_verdict(run, plan)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "n/a"),
+        (float("nan"), "n/a"),
+        (float("inf"), "n/a"),
+        (0.0, "0"),
+        (1.234e-9, "1.23e-09"),
+        (0.5, "5.00e-01"),
+    ],
+)
+def test_format_kl(value: float | None, text: str) -> None:
+    assert tables.format_kl(value) == text
+
+
+def test_a_plan_has_the_gravest_verdict_of_its_checks_and_a_control_has_none(run: rec.RunData) -> None:
+    first = run.results.verdicts[0]
+    more = [*run.results.verdicts, first.model_copy(update={"verdict": "inconclusive"})]
+    found = {plan: tables.plan_verdict(with_results(run, verdicts=more), plan) for plan in LEVELS}
+    assert found == CHECKS | {EXACT: "inconclusive", CONTROL: "control"}
+
+
+def test_reports_import_no_torch() -> None:
+    code = (
+        "import sys, driftgate.reports; print(sorted({'torch', 'triton', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,8 +1,8 @@
 """KL divergence of next-token distributions, per step, in FP64.
 
-Notable: the terms are written so that each is non-negative, so equal logits give exactly 0, a divergence of 1e-20
-survives, and no step comes out negative. Reducing over steps is not done here (accuracy/statistics.py does it): a mean
-taken per batch or per vocabulary entry is how other tools came to report another number.
+Notable: the terms are written so that each is non-negative, so equal logits give exactly 0, a divergence of
+1e-20 survives, and no step comes out negative. Reducing over steps is not done here (accuracy/statistics.py
+does it): a mean taken per batch or per vocabulary entry is how other tools came to report another number.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ CHUNK_ELEMENTS = 1 << 20
 def kl_divergence(baseline_logits: Tensor, plan_logits: Tensor, *, vocab_size: int | None = None) -> Tensor:
     """KL(baseline‖plan) of each step.
 
-    ``KL = Σ_i p_i (ln p_i - ln q_i)`` with p = softmax(baseline), q = softmax(plan) [Kullback & Leibler 1951]. As
-    Σ p = Σ q = 1 it equals ``Σ_i p_i (exp(d_i) - 1 - d_i)`` with d_i = ln q_i - ln p_i: every term is >= 0, and an
-    error ε in a log-sum-exp, which moves all d_i alike, enters as ε²/2 and not as ε.
+    ``KL = Σ_i p_i (ln p_i - ln q_i)`` with p = softmax(baseline), q = softmax(plan) [Kullback & Leibler
+    1951]. As Σ p = Σ q = 1 it equals ``Σ_i p_i (exp(d_i) - 1 - d_i)`` with d_i = ln q_i - ln p_i: every term
+    is >= 0, and an error ε in a log-sum-exp, which moves all d_i alike, enters as ε²/2 and not as ε.
 
     Args:
         baseline_logits: [..., V], any floating dtype; taken to FP64 before anything else.
@@ -31,9 +31,9 @@ def kl_divergence(baseline_logits: Tensor, plan_logits: Tensor, *, vocab_size: i
         vocab_size: the true vocabulary; columns from there on are padding of the embedding and are cut off.
 
     Returns:
-        [...] FP64 on the device of the logits, nats per step, 0 … inf, lower is better. Exactly 0 for equal logits.
-        A token that neither side can produce (-inf on both) adds 0; one that only the plan cannot produce gives inf;
-        NaN, +inf or nothing but -inf on either side gives NaN.
+        [...] FP64 on the device of the logits, nats per step, 0 … inf, lower is better. Exactly 0 for equal
+        logits. A token that neither side can produce (-inf on both) adds 0; one that only the plan cannot
+        produce gives inf; NaN, +inf or nothing but -inf on either side gives NaN.
 
     Raises:
         ValueError: shapes differ, an operand has no floating dtype, or ``vocab_size`` is outside 1 … V.
@@ -91,8 +91,9 @@ def _kl_rows(baseline: Tensor, plan: Tensor) -> Tensor:
     log_p = torch.log_softmax(baseline.double(), dim=-1)
     log_q = torch.log_softmax(plan.double(), dim=-1)
     p, difference = log_p.exp(), log_q - log_p
-    # Near 0, expm1 keeps the digits; far from it exp(d) may overflow while p·exp(d) = q cannot. Where p is 0 the term
-    # is q, and where both are 0 the difference is NaN and the term 0. The clamp removes an ulp of expm1, no more.
+    # Near 0, expm1 keeps the digits; far from it exp(d) may overflow while p·exp(d) = q cannot. Where p is 0
+    # the term is q, and where both are 0 the difference is NaN and the term 0. The clamp removes an ulp of
+    # expm1, no more.
     near = p * (torch.expm1(difference.clamp(max=1.0)) - difference)
     q = log_q.exp()
     far = q - p - p * difference

@@ -19,8 +19,9 @@ def negative_log_likelihood(logits: Tensor, targets: Tensor, *, vocab_size: int 
         vocab_size: the true vocabulary; padded columns are cut off.
 
     Returns:
-        [...] FP64, nats, 0 … inf, lower is better; inf for a target at -inf; NaN where a row holds NaN. Exponential of
-        the mean over steps = perplexity (``statistics.perplexity_ratio``; resampled unit: the sequence).
+        [...] FP64, nats, 0 … inf, lower is better; inf for a target at -inf; NaN where a row holds NaN.
+        Exponential of the mean over steps = perplexity (``statistics.perplexity_ratio``; resampled unit: the
+        sequence).
 
     Raises:
         ValueError: shapes do not match, a target lies outside the vocabulary, or as ``cut_vocabulary``.
@@ -64,16 +65,19 @@ def _checked(targets: Tensor, logits: Tensor) -> Tensor:
         raise ValueError(f"targets: expected integer ids, got {targets.dtype}")
     width = logits.shape[-1]
     if targets.numel() and not bool(((targets >= 0) & (targets < width)).all()):
-        raise ValueError(f"targets: expected ids 0 … {width - 1}, got {int(targets.min())} … {int(targets.max())}")
+        raise ValueError(
+            f"targets: expected ids 0 … {width - 1}, got {int(targets.min())} … {int(targets.max())}"
+        )
     return targets.to(torch.int64)
 
 
 def _log_probability(logits: Tensor, targets: Tensor) -> Tensor:
-    """Log probability of the target; the log-sum-exp runs row block by row block to bound FP64 temporaries."""
+    """Log probability of the target; the log-sum-exp runs over blocks of rows to bound FP64 temporaries."""
     chosen = logits.gather(-1, targets[..., None])[..., 0].double()
     if logits.dim() == 1:
         return chosen - torch.logsumexp(logits.double(), dim=-1)
     rows = logits.reshape(-1, logits.shape[-1])
     step = max(1, (1 << 21) // rows.shape[-1])
-    totals = [torch.logsumexp(block.double(), dim=-1) for block in rows.split(step)]
+    firsts = range(0, rows.shape[0], step)
+    totals = [torch.logsumexp(rows[first : first + step].double(), dim=-1) for first in firsts]
     return chosen - torch.cat(totals).reshape(targets.shape)

@@ -13,8 +13,8 @@ __all__ = ["relative_error"]
 def relative_error(x: Tensor, reference: Tensor, dims: int | Sequence[int]) -> Tensor:
     """``‖x - reference‖ / ‖reference‖`` over ``dims``, in FP64.
 
-    For states [..., heads, d_v, d_k] with ``dims=(-2, -1)`` this is one number a head (Frobenius norm); for outputs
-    [..., heads, d_v] use ``dims=-1``.
+    For states [..., heads, d_v, d_k] with ``dims=(-2, -1)`` this is one number a head (Frobenius norm); for
+    outputs [..., heads, d_v] use ``dims=-1``.
 
     Args:
         x: any floating dtype; taken to FP64 before the subtraction.
@@ -22,15 +22,17 @@ def relative_error(x: Tensor, reference: Tensor, dims: int | Sequence[int]) -> T
         dims: the axes that the norms run over; at least one.
 
     Returns:
-        The other axes, FP64, a fraction, 0 … inf, lower is better. Equal tensors give exactly 0, also where the
-        reference is 0 (0/0 counts as 0); anything else over a zero reference gives inf. NaN on either side gives NaN,
-        and so does an infinite element.
+        The other axes, FP64, a fraction, 0 … inf, lower is better. Equal tensors give exactly 0, also where
+        the reference is 0 (0/0 counts as 0); anything else over a zero reference gives inf. NaN on either
+        side gives NaN, and so does an infinite element.
 
     Raises:
         ValueError: shapes differ, no axis is named, or an operand has no floating dtype.
     """
     if x.shape != reference.shape:
-        raise ValueError(f"reference: expected the shape of x, {tuple(x.shape)}, got {tuple(reference.shape)}")
+        raise ValueError(
+            f"reference: expected the shape of x, {tuple(x.shape)}, got {tuple(reference.shape)}"
+        )
     if not (x.is_floating_point() and reference.is_floating_point()):
         raise ValueError(f"x, reference: expected floating dtypes, got {x.dtype} and {reference.dtype}")
     axes = (dims,) if isinstance(dims, int) else tuple(dims)

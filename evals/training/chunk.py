@@ -1,8 +1,9 @@
-"""The gated delta rule over whole sequences, chunk by chunk, in torch, with a cheap backward pass; for training only.
+"""The gated delta rule and its short convolution over whole sequences, with a cheap backward pass; for training only.
 
 Same values as the chunked function that transformers ships for Gated DeltaNet, but the unit lower triangular systems
 are inverted once per chunk by blocked substitution, and the inverse is differentiated by its closed form
-``dA = -T^T dT T^T`` instead of through two triangular solves.
+``dA = -T^T dT T^T`` instead of through two triangular solves. The depthwise convolution is a sum of shifted products,
+since the weight gradient of a grouped convolution is slow.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["chunk_gated_delta_rule", "invert_unit_lower"]
+__all__ = ["causal_convolve", "chunk_gated_delta_rule", "invert_unit_lower"]
 
 BLOCK = 16
 
@@ -115,3 +117,16 @@ def chunk_gated_delta_rule(
             state = state * last[:, :, i] + k_state[:, :, i] @ u
         out = torch.stack(reads, dim=2) + inner @ torch.stack(corrections, dim=2)
         return out.reshape(batch, heads, length, d_v).transpose(1, 2).to(value.dtype), None
+
+
+def causal_convolve(
+    hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: object
+) -> Tensor:
+    """Causal depthwise convolution of x [B, C, T] with weight [C, K], then SiLU; stands in for transformers' own."""
+    if bias is not None or activation != "silu":
+        raise ValueError(f"expected no bias and silu, got activation {activation!r}")
+    width, length = weight.shape[-1], hidden_states.shape[-1]
+    padded = F.pad(hidden_states, (width - 1, 0))
+    taps = weight.to(hidden_states.dtype)
+    out = sum(taps[:, i, None] * padded[..., i : i + length] for i in range(width))
+    return F.silu(out)  # type: ignore[arg-type]

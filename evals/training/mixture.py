@@ -28,6 +28,7 @@ class MixtureOptions:
     """Knobs of the mixture: tokens a batch, shares of late and early groups, chance of rewrites in a stream."""
 
     batch_tokens: int = 65_536
+    longest: int = 4096
     late_share: float = 0.4
     early_share: float = 0.2
     rewrite_chance: float = 0.4
@@ -45,7 +46,7 @@ class Batch:
 def draw_layout(rng: np.random.Generator, progress: float, options: MixtureOptions) -> StreamLayout:
     """A random layout for this part (0 to 1) of the training."""
     lengths = next(lengths for limit, lengths in CURRICULUM if progress < limit)
-    length = int(rng.choice(lengths))
+    length = min(int(rng.choice(lengths)), options.longest)
     most_groups = int(np.clip(length // 32, 3, 24))
     most_pairs = int(np.clip(length // 20, 4, 20))
     while True:

@@ -15,7 +15,7 @@ VOCAB_SIZE = 264
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unused0>", "<unused1>", "<unused2>", "<unused3>", "<unused4>")
 
 
-def make_config() -> Qwen3_5TextConfig:
+def make_config(*, initializer_range: float = 0.02) -> Qwen3_5TextConfig:
     """One cheap attention layer without positions, then three Gated DeltaNet layers; about 0.9 M parameters.
 
     A model of linear layers alone fails in transformers' cache. The attention is layer 0, where a token knows nothing
@@ -35,6 +35,7 @@ def make_config() -> Qwen3_5TextConfig:
         linear_key_head_dim=64,
         linear_value_head_dim=64,
         tie_word_embeddings=True,
+        initializer_range=initializer_range,
         max_position_embeddings=262_144,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.0},
         pad_token_id=256,
@@ -44,7 +45,11 @@ def make_config() -> Qwen3_5TextConfig:
 
 
 def build_model(
-    *, seed: int, dt_range: tuple[float, float] = (1e-4, 5e-2), beta_range: tuple[float, float] | None = None
+    *,
+    seed: int,
+    dt_range: tuple[float, float] = (1e-4, 5e-2),
+    beta_range: tuple[float, float] | None = None,
+    initializer_range: float = 0.02,
 ) -> Qwen3_5ForCausalLM:
     """A freshly initialised model.
 
@@ -54,12 +59,13 @@ def build_model(
             transformers' own default forgets within a few tokens and does not train.
         beta_range: write strengths of the first and the last head at the start, log-spaced, set through one
             constant feature of the embeddings; None leaves all at about 0.5.
+        initializer_range: standard deviation of the weight matrices.
     """
     torch.manual_seed(seed)
-    model = Qwen3_5ForCausalLM(make_config())
+    model = Qwen3_5ForCausalLM(make_config(initializer_range=initializer_range))
     with torch.no_grad():
         if beta_range is not None:
-            model.model.embed_tokens.weight[:, 0] = 0.05
+            model.model.embed_tokens.weight[:, 0] = 2.5 * initializer_range
         for layer in model.model.layers[1:]:
             mixer = layer.linear_attn
             heads = mixer.dt_bias.shape[0]

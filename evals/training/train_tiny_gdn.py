@@ -34,7 +34,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from driftgate.evals.tasks.streams import StreamLayout
-from driftgate.evals.training.chunk import chunk_gated_delta_rule
+from driftgate.evals.training.chunk import causal_convolve, chunk_gated_delta_rule
 from driftgate.evals.training.measure import measure_plans
 from driftgate.evals.training.mixture import Batch, MixtureOptions, stream_batches
 from driftgate.evals.training.model import build_model
@@ -55,6 +55,7 @@ class Candidate:
     answer_share: float = 0.4
     dt_range: tuple[float, float] = (1e-4, 5e-2)
     beta_range: tuple[float, float] | None = None
+    initializer_range: float = 0.02
     mixture: MixtureOptions = field(default_factory=MixtureOptions)
 
 
@@ -64,6 +65,10 @@ CANDIDATES = {
     "slow": Candidate(beta_range=(0.02, 0.5), dt_range=(1e-5, 1e-2)),
     "late": Candidate(beta_range=(0.02, 0.5), mixture=MixtureOptions(late_share=0.6, early_share=0.2)),
     "plain": Candidate(beta_range=(0.02, 0.5), mixture=MixtureOptions(rewrite_chance=0.0)),
+    "wide": Candidate(beta_range=(0.02, 0.5), initializer_range=0.06),
+    "wide1": Candidate(seed=1, beta_range=(0.02, 0.5), initializer_range=0.06),
+    "wideslow": Candidate(beta_range=(0.02, 0.5), initializer_range=0.06, dt_range=(1e-5, 1e-2)),
+    "widebase": Candidate(initializer_range=0.06),
     "seed1": Candidate(seed=1, beta_range=(0.02, 0.5), learning_rate=3e-3),
 }
 
@@ -77,15 +82,16 @@ SCORED = {
 
 @contextmanager
 def training_kernels() -> Iterator[None]:
-    """Swap the chunked function of transformers' model for the one with the cheap backward pass, and back."""
+    """Swap two functions of transformers' model for those with a cheap backward pass, and back."""
     from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 
-    original = modeling.torch_chunk_gated_delta_rule
+    originals = modeling.torch_chunk_gated_delta_rule, modeling.causal_conv1d_fn
     modeling.torch_chunk_gated_delta_rule = chunk_gated_delta_rule
+    modeling.causal_conv1d_fn = causal_convolve
     try:
         yield
     finally:
-        modeling.torch_chunk_gated_delta_rule = original
+        modeling.torch_chunk_gated_delta_rule, modeling.causal_conv1d_fn = originals
 
 
 def _rate(progress: float) -> float:
@@ -121,14 +127,18 @@ def _save(model: Any, path: Path) -> None:
 
 
 def train_candidate(
-    name: str, *, out: Path, device: str, seconds: float | None, steps: int | None, workers: int, batch_tokens: int
+    name: str, *, out: Path, device: str, seconds: float | None, steps: int | None, workers: int, batch_tokens: int,
+    longest: int = 4096, **overrides: Any,
 ) -> dict[str, Any]:
     """Train one candidate and return its log; the weights are in ``out/name.safetensors``."""
-    candidate = CANDIDATES[name]
+    candidate = replace(CANDIDATES[name], **overrides)
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")
     model = build_model(
-        seed=candidate.seed, dt_range=candidate.dt_range, beta_range=candidate.beta_range
+        seed=candidate.seed,
+        dt_range=candidate.dt_range,
+        beta_range=candidate.beta_range,
+        initializer_range=candidate.initializer_range,
     ).to(device)
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -138,7 +148,7 @@ def train_candidate(
         fused=device == "cuda",
     )
     progress = multiprocessing.get_context("spawn").Value("d", 0.0)
-    mixture = replace(candidate.mixture, batch_tokens=batch_tokens)
+    mixture = replace(candidate.mixture, batch_tokens=batch_tokens, longest=longest)
     batches = stream_batches(seed=candidate.seed, options=mixture, progress=progress, n_workers=workers)
     started = saved = time.monotonic()
     curve: list[dict[str, Any]] = []
@@ -203,8 +213,12 @@ def _run(name: str, options: argparse.Namespace) -> None:
             steps=options.steps,
             workers=options.workers,
             batch_tokens=options.batch_tokens,
+            longest=options.longest,
+            **json.loads(options.override),
         )
         model = log.pop("model").eval()
+        if options.score_sequences == 0:
+            return
         torch.set_float32_matmul_precision("highest")
         began = time.monotonic()
         layouts = [StreamLayout(length=options.score_length, **changes) for changes in SCORED.values()]
@@ -242,6 +256,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=2, help="processes that make streams, per candidate")
     parser.add_argument("--batch-tokens", type=int, default=65_536)
+    parser.add_argument("--longest", type=int, default=4096, help="cap on the lengths of the curriculum")
+    parser.add_argument("--override", default="{}", help="JSON of Candidate fields, for all candidates")
     parser.add_argument("--score-length", type=int, default=1536)
     parser.add_argument("--score-sequences", type=int, default=64)
     options = parser.parse_args()

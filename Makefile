@@ -1,0 +1,47 @@
+# make run   create the environment, install, run the main job on an embedded checkpoint
+# make test  the tests of every change; make test-long adds what takes longer; make test-gpu needs a CUDA device
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+OUT ?= runs/quick-$(shell date -u +%Y%m%d-%H%M%S)
+
+export PYTHONSAFEPATH = 1
+export OMP_NUM_THREADS = 1
+export HF_HUB_OFFLINE = 1
+export TOKENIZERS_PARALLELISM = false
+
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+DEV_STAMP = $(VENV)/.installed-dev
+
+.PHONY: run test test-long test-gpu lint clean
+
+run: $(STAMP)
+	$(BIN)/driftgate run --out $(OUT)
+
+test: $(DEV_STAMP)
+	$(BIN)/pytest -n $(JOBS) -m "not gpu and not long"
+
+test-long: $(DEV_STAMP)
+	RUN_LONG=1 $(BIN)/pytest -n $(JOBS) -m "long and not gpu"
+
+# uses the python that has a CUDA build of torch: make test-gpu BIN=/path/to/bin
+test-gpu:
+	$(BIN)/pytest tests/gpu -m gpu
+
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+# The CPU build of torch is taken where it can be had by version alone; any torch >= 2.11 that is installed already stays.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(DEV_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint,notebooks]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,193 @@
+"""Loading a checkpoint folder the way people have it, with every fault of a file said in one line before a run starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from driftgate.accuracy.adapters.families import find_family
+from driftgate.errors import InputError, UsageError
+
+__all__ = ["LoadedModel", "hash_file", "load_model"]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A checkpoint in memory.
+
+    Attributes:
+        name: as the user named it.
+        folder: where it lies.
+        model: in eval mode, on its device.
+        tokenizer: None if the folder has none.
+        vocab_size: real columns of the logits.
+        family: name of the adapter.
+        hashes: sha256 of each file that decides the numbers, by file name.
+    """
+
+    name: str
+    folder: Path
+    model: Any
+    tokenizer: Any
+    vocab_size: int
+    family: str
+    hashes: dict[str, str]
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of weights."""
+        return sum(p.numel() for p in self.model.parameters())
+
+
+def load_model(folder: Path, *, name: str, device: str, dtype: str | None = None) -> LoadedModel:
+    """Load a checkpoint folder (config.json, safetensors, tokenizer).
+
+    Args:
+        folder: in Hugging Face layout.
+        name: how to call it in messages and reports.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        dtype: ``fp32``, ``bf16`` or ``fp16`` for weights and activations; None for what the checkpoint stores.
+
+    Raises:
+        InputError: something in the folder is missing, cut short, not covered, disagrees with the config, or NaN.
+    """
+    config = _read_config(folder)
+    if config.get("quantization_config", {}).get("quant_method") == "modelopt":
+        raise InputError(f"{folder}: quant_method modelopt would be loaded without its scales; dequantise it to BF16 first")
+    _check_weights(folder)
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    with _quiet():
+        try:
+            parsed = AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise InputError(f"{folder}/config.json: {_first_line(error)}") from error
+        family = find_family(parsed)
+        if "linear_attention" not in (getattr(getattr(parsed, "text_config", parsed), "layer_types", None) or ()):
+            raise InputError(f"{folder}: the checkpoint has no recurrent layer (no linear_attention); nothing to measure")
+        try:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype="auto" if dtype is None else DTYPES[dtype],
+                attn_implementation="eager",
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+            raise InputError(f"{folder}: weights do not fit config.json: {_first_line(error)}") from error
+        missing = sorted(info["missing_keys"]) + [str(k[0]) for k in info["mismatched_keys"]]
+        if missing:
+            raise InputError(f"{folder}: config.json asks for weights that the files lack or shape otherwise: {missing[0]}")
+        tokenizer = None
+        if (folder / "tokenizer.json").exists() or (folder / "tokenizer_config.json").exists():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    for key, weight in model.named_parameters():
+        if not bool(torch.isfinite(weight).all()):
+            raise InputError(f"{folder}: weight {key} holds NaN or infinity; the checkpoint is damaged, fetch it again")
+    text = getattr(model.config, "text_config", model.config)
+    real = int(text.vocab_size) if tokenizer is None else min(int(text.vocab_size), len(tokenizer))
+    return LoadedModel(
+        name=name,
+        folder=folder,
+        model=model.to(device).eval().requires_grad_(False),
+        tokenizer=tokenizer,
+        vocab_size=real,
+        family=family.name,
+        hashes={p.name: hash_file(p) for p in sorted(folder.iterdir()) if p.suffix in (".safetensors", ".json")},
+    )
+
+
+def hash_file(path: Path) -> str:
+    """sha256 of a file, hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def resolve_device(device: str) -> str:
+    """``auto`` becomes ``cuda`` where there is a GPU.
+
+    Raises:
+        UsageError: not a device name.
+        InputError: a GPU is asked for and there is none.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"unknown device {device!r}; use auto, cpu, cuda or cuda:N") from error
+    if kind.type == "cuda" and (not torch.cuda.is_available() or (kind.index or 0) >= torch.cuda.device_count()):
+        raise InputError(f"device {device} is not on this machine; use --device cpu")
+    if kind.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {device!r} is not covered; use auto, cpu, cuda or cuda:N")
+    return device
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{folder} has no config.json; give a checkpoint folder in Hugging Face layout") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is no readable JSON: {_first_line(error)}") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise InputError(f"{path} names no model_type; give a checkpoint folder in Hugging Face layout")
+    return config
+
+
+def _check_weights(folder: Path) -> None:
+    """Every shard is there and whole, before transformers starts to load."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (json.JSONDecodeError, KeyError, AttributeError) as error:
+            raise InputError(f"{index} is no weight index; fetch the checkpoint again") from error
+    else:
+        shards = ["model.safetensors"]
+    for shard in shards:
+        path = folder / shard
+        if not path.exists():
+            raise InputError(f"{path} is missing; fetch the checkpoint again")
+        try:
+            with safe_open(path, framework="pt") as file:
+                file.keys()
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path} is cut short or damaged ({_first_line(error)}); fetch it again") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Loading without transformers' advice about kernels that driftgate replaces, and without its progress bars."""
+    from transformers.utils import logging as transformers_logging
+
+    level = transformers_logging.get_verbosity()
+    bars = os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS")
+    transformers_logging.set_verbosity(logging.ERROR)
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars is None:
+            transformers_logging.enable_progress_bar()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

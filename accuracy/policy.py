@@ -1,0 +1,346 @@
+"""Policies: named checks with limits and reasons, and the verdicts they give on a run.
+
+Notable: verdicts compare one-sided 95 % bounds with limits; a bound equal to the limit passes; what cannot be decided is
+INCONCLUSIVE, what was not measured the way the plan says is INVALID, and neither is a pass. Controls are not gated: one
+that cannot be told from the baseline makes the checks of its kind inconclusive instead. Everything is computed from the
+stored frames, so that a run gates the same way later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from driftgate.accuracy.analysis import PlanStatistics, summarize_plan
+from driftgate.accuracy.items import BASELINE, compare_items
+from driftgate.accuracy.noninferiority import PairedVerdict, above_chance, holm_over_plans
+from driftgate.accuracy.plans import PrecisionPlan
+from driftgate.accuracy.records import PlanRecord, RunData, Verdict, VerdictRecord
+from driftgate.accuracy.resampling import form_units, t_interval
+from driftgate.accuracy.statistics import SD_LN_MAX, quantile_interval
+from driftgate.errors import InputError
+from driftgate.quant.formats import get_format
+
+__all__ = ["Check", "Policy", "decide", "load_policy"]
+
+DEFAULT = Path(__file__).parent / "policies" / "default.yaml"
+CHANCE = 0.25
+SENSITIVITY = 3.0
+"""A control is told from the baseline when its mean KL is above this multiple of the noise floor's."""
+
+CheckName = Literal[
+    "bitwise", "kl_mean", "kl_p99_9", "same_top_p", "ppl_ratio", "drift_slope", "checkpoint_error", "task_loss"
+]
+_DRIFT_CHECKS = ("kl_mean", "kl_p99_9", "same_top_p", "ppl_ratio", "drift_slope")
+
+
+class Check(BaseModel):
+    """One rule.
+
+    Attributes:
+        check: what is compared.
+        limit: greatest value that passes (``same_top_p``: least); unit of the figure.
+        margin: greatest loss in points, for ``task_loss``.
+        reason: why this limit.
+        plans: patterns of the plans it applies to.
+        tasks: patterns of the tasks, for ``task_loss``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    check: CheckName
+    limit: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    margin: float | None = Field(default=None, gt=0, lt=100)
+    reason: str = Field(min_length=1)
+    plans: tuple[str, ...] = ("*",)
+    tasks: tuple[str, ...] = ("*",)
+
+    @model_validator(mode="after")
+    def _one_number(self) -> Check:
+        wanted = {"bitwise": None, "task_loss": "margin"}.get(self.check, "limit")
+        for name in ("limit", "margin"):
+            if (getattr(self, name) is not None) != (name == wanted):
+                raise ValueError(f"{self.check} takes {wanted or 'neither limit nor margin'}")
+        return self
+
+
+class Policy(BaseModel):
+    """Named checks."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    checks: tuple[Check, ...] = Field(min_length=1)
+
+
+def load_policy(path: str | Path | None = None) -> Policy:
+    """Read a policy file, or the bundled default.
+
+    Raises:
+        InputError: missing, no YAML, or not of this schema; one line.
+    """
+    path = DEFAULT if path is None else Path(path)
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"policy {path} does not exist; leave --policy out for the default") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"policy {path} is no readable YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(fields, dict):
+        raise InputError(f"policy {path}: expected a mapping with name and checks, got {type(fields).__name__}")
+    try:
+        return Policy.model_validate({"name": path.stem, **fields})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "policy"
+        raise InputError(f"policy {path}: {where}: {first['msg']}") from error
+
+
+def decide(data: RunData, policy: Policy) -> None:
+    """Set the verdicts of a run in place: ``verdicts``, each task's verdict, and the run's.
+
+    A run: any fail gives ``fail``, else any invalid or inconclusive gives ``inconclusive``, else ``pass``.
+    """
+    results = data.results
+    verdicts = [v for check in policy.checks if check.check == "bitwise" for v in _check_bitwise(data, check)]
+    again = [b for b in results.bitwise if b.invariant == "A/A" and not b.equal]
+    if again and not any(v.verdict == "fail" for v in verdicts):
+        verdicts.append(_verdict(BASELINE, "bitwise", "fail", f"the baseline differs from itself: {again[0].first_different}"))
+    blind = _blind_controls(data)
+    candidates = {n: p for n, p in results.plans.items() if p.role == "candidate"}
+    for name, record in candidates.items():
+        invalid = find_invalid(name, record)
+        statistics = summarize_plan(data.steps, name, PrecisionPlan.parse(name))
+        for check in policy.checks:
+            if check.check in ("bitwise", "task_loss") or not _matches(name, check.plans):
+                continue
+            verdict = _CHECKS[check.check](_Subject(name, record, statistics, data), check)
+            if check.check in _DRIFT_CHECKS:
+                verdict = _overrule(verdict, record, invalid, blind)
+            verdicts.append(verdict)
+    for check in policy.checks:
+        if check.check == "task_loss":
+            verdicts += _check_tasks(data, candidates, check)
+    for control in blind:
+        reason = f"no_sensitivity: its mean KL is not above {SENSITIVITY:g} x the noise floor; this run cannot see drift"
+        verdicts.append(_verdict(control, "sensitivity", "inconclusive", reason))
+    results.verdicts = verdicts
+    kinds = {v.verdict for v in verdicts}
+    if "fail" in kinds:
+        results.verdict = "fail"
+    else:
+        results.verdict = "inconclusive" if kinds - {"pass"} or not verdicts else "pass"
+
+
+def find_invalid(name: str, record: PlanRecord) -> str | None:
+    """Why a plan's figures do not measure the plan, None if they do."""
+    options = PrecisionPlan.parse(name).options
+    counters = record.counters
+    low = [get_format(f).low_precision for f in (options.read, options.recurrence)]
+    if any(low) and counters.low_precision_reads == 0:
+        return "copy_not_read: no step read a low-precision state; run more steps than L, or choose L >= 2"
+    if any(low) and counters.requantizations == 0:
+        return "not_requantized: no flush wrote a low-precision state; run more steps than L"
+    return None
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What a check looks at."""
+
+    name: str
+    record: PlanRecord
+    statistics: PlanStatistics
+    data: RunData
+
+
+def _verdict(
+    plan: str, check: str, verdict: Verdict, reason: str, *, value: float | None = None, limit: float | None = None
+) -> VerdictRecord:
+    return VerdictRecord(plan=plan, check=check, value=value, limit=limit, verdict=verdict, reason=reason)
+
+
+def _compare(
+    subject: _Subject, check: Check, low: float | None, high: float | None, *, at_least: bool = False, blocked: str | None = None
+) -> VerdictRecord:
+    """Three-way comparison of the one-sided bounds [low, high] with the limit."""
+    limit = check.limit
+    assert limit is not None
+    inner, outer = (low, high) if at_least else (high, low)
+    if inner is None or outer is None:
+        reason = blocked or "too few steps for a bound"
+        return _verdict(subject.name, check.check, "inconclusive", reason, limit=limit)
+    passes = inner >= limit if at_least else inner <= limit
+    fails = outer < limit if at_least else outer > limit
+    sense = "at least" if at_least else "at most"
+    if fails:
+        reason = f"one-sided 95 % bound {outer:.4g} is outside {sense} {limit:g}: {check.reason}"
+        return _verdict(subject.name, check.check, "fail", reason, value=outer, limit=limit)
+    if passes and blocked is None:
+        reason = f"one-sided 95 % bound {inner:.4g} is inside {sense} {limit:g}: {check.reason}"
+        return _verdict(subject.name, check.check, "pass", reason, value=inner, limit=limit)
+    reason = blocked or f"one-sided 95 % bounds {low:.4g} to {high:.4g} hold the limit; run more sequences"
+    return _verdict(subject.name, check.check, "inconclusive", reason, value=inner, limit=limit)
+
+
+def _check_kl_mean(subject: _Subject, check: Check) -> VerdictRecord:
+    """Bounds of the token mean; heavy-tailed KL over several sequences takes the wider 99.5 % bounds (see below)."""
+    kl, law = subject.statistics.kl, subject.statistics.law
+    if kl.n_nonfinite:
+        reason = f"{kl.n_nonfinite} steps are not finite, the first is step {kl.first_nonfinite_step}"
+        return _verdict(subject.name, check.check, "fail", reason, limit=check.limit)
+    low, high, blocked = kl.lower_95, kl.upper_95, kl.pass_blocked
+    if kl.max == 0.0:
+        return _compare(subject, check, 0.0, 0.0)
+    if blocked and kl.sd_ln is not None and kl.sd_ln > SD_LN_MAX and kl.n_sequences >= HEAVY_SEQUENCES:
+        low, high, blocked = *_heavy_bounds(subject), None
+    if law.law == "growing":
+        blocked = "drift law is growing: no interval of the overall mean decides, see drift_slope"
+    return _compare(subject, check, low, high, blocked=blocked)
+
+
+HEAVY_SEQUENCES = 8
+"""Sequences from which the wider bounds of a heavy-tailed KL hold; tests/test_policy.py simulates their coverage."""
+
+
+def _heavy_bounds(subject: _Subject) -> tuple[float | None, float | None]:
+    """One-sided 99.5 % t bounds on sequence means, for sd(ln KL) above 1, where 95 % ones cover too little."""
+    from driftgate.accuracy.resampling import Steps
+
+    frame = subject.data.steps
+    own = frame[frame["plan"] == subject.name]
+    values = own["kl"].to_numpy().reshape(own["sequence"].nunique(), -1)
+    interval = t_interval(form_units(Steps.of(values, None, name="kl")).values, confidence=0.99)
+    return (None, None) if interval is None else (max(0.0, interval.low), interval.high)
+
+
+def _check_p99_9(subject: _Subject, check: Check) -> VerdictRecord:
+    frame = subject.data.steps
+    found = quantile_interval(frame[frame["plan"] == subject.name]["kl"].to_numpy(), 0.999, confidence=0.90)
+    low, high = (None, None) if found is None else (found.low, found.high)
+    return _compare(subject, check, low, high, blocked=None if high is not None else "too few steps for p99.9")
+
+
+def _check_same_top(subject: _Subject, check: Check) -> VerdictRecord:
+    same = subject.statistics.same_top
+    return _compare(subject, check, same.lower_95, same.upper_95, at_least=True)
+
+
+def _check_ppl(subject: _Subject, check: Check) -> VerdictRecord:
+    ppl = subject.statistics.ppl
+    return _compare(subject, check, ppl.ratio_lower_95, ppl.ratio_upper_95)
+
+
+def _check_slope(subject: _Subject, check: Check) -> VerdictRecord:
+    law = subject.statistics.law
+    return _compare(subject, check, law.slope_lower_95, law.slope_upper_95, blocked=None if law.slope is not None else law.reason)
+
+
+def _check_checkpoint(subject: _Subject, check: Check) -> VerdictRecord:
+    """Greatest layer mean: measured on one sequence without an interval, so it passes or fails."""
+    errors = [layer.checkpoint_error for layer in subject.record.state.layers]
+    if not errors or any(e is None for e in errors):
+        return _verdict(subject.name, check.check, "inconclusive", "no flush was observed; run more steps than L", limit=check.limit)
+    worst = max(e for e in errors if e is not None)
+    return _compare(subject, check, worst, worst)
+
+
+_CHECKS: dict[str, Callable[[_Subject, Check], VerdictRecord]] = {
+    "kl_mean": _check_kl_mean,
+    "kl_p99_9": _check_p99_9,
+    "same_top_p": _check_same_top,
+    "ppl_ratio": _check_ppl,
+    "drift_slope": _check_slope,
+    "checkpoint_error": _check_checkpoint,
+}
+
+
+def _overrule(verdict: VerdictRecord, record: PlanRecord, invalid: str | None, blind: list[str]) -> VerdictRecord:
+    """What outweighs a drift check: figures of another plan than named, non-finite steps, a run that cannot see drift."""
+    if invalid is not None:
+        return verdict.model_copy(update={"verdict": "invalid", "reason": invalid})
+    if record.kl.n_nonfinite and verdict.verdict != "fail":
+        reason = f"{record.kl.n_nonfinite} steps are not finite, the first is step {record.kl.first_nonfinite_step}"
+        return verdict.model_copy(update={"verdict": "fail", "reason": reason})
+    if blind and verdict.verdict == "pass":
+        reason = f"no_sensitivity: control {blind[0]} cannot be told from the baseline, a pass would mean nothing"
+        return verdict.model_copy(update={"verdict": "inconclusive", "reason": reason})
+    return verdict
+
+
+def _check_bitwise(data: RunData, check: Check) -> list[VerdictRecord]:
+    """All invariants at once: one failure fails the run."""
+    records = data.results.bitwise
+    broken = [r for r in records if not r.equal]
+    if not records:
+        return [_verdict(BASELINE, "bitwise", "inconclusive", "no invariant was checked")]
+    if broken:
+        names = ", ".join(sorted({r.invariant for r in broken}))
+        reason = f"{len(broken)} of {len(records)} cases differ ({names}): {check.reason}"
+        return [_verdict(BASELINE, "bitwise", "fail", reason, value=float(len(broken)), limit=0.0)]
+    return [_verdict(BASELINE, "bitwise", "pass", f"all {len(records)} cases are equal", value=0.0, limit=0.0)]
+
+
+def _check_tasks(data: RunData, candidates: dict[str, PlanRecord], check: Check) -> list[VerdictRecord]:
+    """Non-inferiority of each plan on each task; over plans, Holm takes back passes that several looks would give."""
+    assert check.margin is not None
+    paired: dict[str, dict[str, PairedVerdict]] = {}
+    for name, record in candidates.items():
+        if _matches(name, check.plans):
+            tasks = [t for t in record.tasks if _matches(t, check.tasks)]
+            if tasks:
+                paired[name] = {t: compare_items(data.items, name, t, margin=check.margin) for t in tasks}
+    if not paired:
+        return []
+    holm = holm_over_plans({n: {t: v.p_pass for t, v in by.items()} for n, by in paired.items()})
+    verdicts = []
+    for name, by_task in paired.items():
+        record = candidates[name]
+        for task, found in by_task.items():
+            verdict, reason = _overrule_task(data, name, record, task, found, holm[name].passes, holm[name].p_adjusted)
+            record.tasks[task].verdict = verdict
+            value = found.fail_bound if found.verdict == "fail" else found.bound
+            text = f"{reason}: {check.reason}" if verdict in ("pass", "fail") else reason
+            verdicts.append(
+                _verdict(name, f"task_loss:{task}", verdict, text, value=100 * value, limit=check.margin)
+            )
+    return verdicts
+
+
+def _overrule_task(
+    data: RunData, name: str, record: PlanRecord, task: str, found: PairedVerdict, holm_passes: bool, adjusted: float
+) -> tuple[Verdict, str]:
+    """A task can pass only above chance, with the copy read while it was answered, and after Holm."""
+    if found.verdict != "pass":
+        return found.verdict, found.reason
+    base = data.items[(data.items["plan"] == BASELINE) & (data.items["task"] == task)]["correct"]
+    chance = above_chance(int(base.sum()), len(base), CHANCE)
+    if not chance:
+        return "inconclusive", f"at_chance: the baseline answers {chance.accuracy:.1%} right, guessing {CHANCE:.0%}"
+    invalid = find_invalid(name, record)
+    if invalid is not None:
+        return "inconclusive", invalid
+    if not holm_passes:
+        return "inconclusive", f"{found.reason}; over all plans (Holm) p = {adjusted:.2g}, more items would decide"
+    return "pass", found.reason
+
+
+def _blind_controls(data: RunData) -> list[str]:
+    """Controls whose drift is not above the noise floor."""
+    floor = data.results.noise_floor.kl_mean or 0.0
+    blind = []
+    for name, record in data.results.plans.items():
+        mean = record.kl.mean
+        if record.role == "control" and not record.kl.n_nonfinite and (mean is None or mean <= SENSITIVITY * floor):
+            blind.append(name)
+    return blind
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,133 @@
+"""Suites: YAML files that say what a run measures; bundled ones lie in suites/."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from driftgate.accuracy.plans import BASELINE, PrecisionPlan, Role
+from driftgate.errors import InputError, UsageError, unknown_name
+
+__all__ = ["PlanEntry", "Suite", "bundled_suites", "load_suite"]
+
+FOLDER = Path(__file__).parent / "suites"
+
+
+class PlanEntry(BaseModel):
+    """One plan of a suite, with its role."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    plan: str
+    role: Literal["candidate", "control"] = "candidate"
+
+    def parsed(self) -> PrecisionPlan:
+        """The plan itself."""
+        return PrecisionPlan.parse(self.plan)
+
+
+class Suite(BaseModel):
+    """What a run measures.
+
+    Attributes:
+        name, title: for lists and reports.
+        model: embedded checkpoint, folder or hub id.
+        plans: every plan once; the baseline always runs and is not listed.
+        tasks: tasks whose questions stand at the end of the streams; empty for none.
+        sequences: streams.
+        steps: decoded steps of each stream, prefill not counted.
+        batch: streams that decode together; part of what decides the bits.
+        prefill: tokens of each stream that the model prefills itself.
+        seed: of the streams and their questions.
+        cross_check_cycles: flush cycles of every plan that run through the interpreted kernels where there is no GPU.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    title: str = ""
+    model: str = "tiny-gdn"
+    plans: Annotated[tuple[PlanEntry, ...], Field(min_length=1)]
+    tasks: tuple[str, ...] = ()
+    sequences: Annotated[int, Field(ge=1)] = 16
+    steps: Annotated[int, Field(ge=1)] = 1024
+    batch: Annotated[int, Field(ge=1)] = 16
+    prefill: Annotated[int, Field(ge=1)] = 1
+    seed: int = 0
+    cross_check_cycles: Annotated[int, Field(ge=2)] = 2
+
+    @field_validator("plans")
+    @classmethod
+    def _check_plans(cls, plans: tuple[PlanEntry, ...]) -> tuple[PlanEntry, ...]:
+        names = [str(entry.parsed()) for entry in plans]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"plan {name} is listed twice; list it once")
+            if name == str(BASELINE):
+                raise UsageError("plan baseline always runs; leave it out")
+        return plans
+
+    def named_plans(self) -> dict[str, PrecisionPlan]:
+        """Plans by canonical text, in the order of the report."""
+        return {str(p): p for p in (entry.parsed() for entry in self.plans)}
+
+    def roles(self) -> dict[str, Role]:
+        """Roles by canonical text."""
+        return {str(entry.parsed()): Role(entry.role) for entry in self.plans}
+
+    def changed(self, **overrides: Any) -> Suite:
+        """A suite with some fields replaced; None leaves a field as it is."""
+        fields = self.model_dump() | {k: v for k, v in overrides.items() if v is not None}
+        return _validate(fields, f"suite {self.name}")
+
+
+def bundled_suites() -> dict[str, Path]:
+    """Bundled suites by name."""
+    return {p.stem: p for p in sorted(FOLDER.glob("*.yaml"))}
+
+
+def load_suite(name: str) -> Suite:
+    """A bundled suite by name, or a YAML file by path.
+
+    Raises:
+        UsageError: no bundled suite has that name, or a plan or task in it is unknown.
+        InputError: the file is missing, no YAML, or not of this schema.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise InputError(f"suite file {path} does not exist; `driftgate ls suites` lists the bundled ones")
+    elif name in bundled_suites():
+        path = bundled_suites()[name]
+    else:
+        raise unknown_name("suite", name, bundled_suites())
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{path} is no readable YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(fields, dict):
+        raise InputError(f"{path}: expected a mapping with name, plans, tasks; got {type(fields).__name__}")
+    return _validate({"name": path.stem, **fields}, str(path))
+
+
+def merge_plans(suite: Suite, plans: Sequence[str], controls: Sequence[str]) -> tuple[PlanEntry, ...] | None:
+    """Plans of the command line in place of the suite's; None where none are given."""
+    if not plans and not controls:
+        return None
+    return tuple(
+        [PlanEntry(plan=str(PrecisionPlan.parse(p))) for p in plans]
+        + [PlanEntry(plan=str(PrecisionPlan.parse(p)), role="control") for p in controls]
+    ) + (() if plans else tuple(e for e in suite.plans if e.role == "candidate"))
+
+
+def _validate(fields: dict[str, Any], where: str) -> Suite:
+    try:
+        return Suite.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{where}: {field}: {first['msg']}") from error

@@ -1,0 +1,177 @@
+"""The main job: resolve what the user named, measure, decide, write the run folder and its report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from driftgate.errors import InputError, UsageError, unknown_name
+
+if TYPE_CHECKING:
+    from driftgate.accuracy.records import RunData
+    from driftgate.evals.experiment import Experiment
+
+__all__ = ["Prepared", "prepare", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that was checked and is ready to start."""
+
+    experiment: Experiment
+    out: Path
+
+    def execute(self, progress: Callable[[int], None] | None = None) -> RunData:
+        """Measure, decide, write the folder and its report."""
+        from driftgate.accuracy.records import save_run
+        from driftgate.reports import render_all
+
+        data = self.experiment.run(progress)
+        save_run(self.out, data)
+        render_all(self.out)
+        return data
+
+
+def run(suite: str = "quick", *, out: str | Path, **choices: object) -> RunData:
+    """Run a suite and write its folder; the Python form of ``driftgate run``.
+
+    Args:
+        suite: bundled name or YAML file.
+        out: run folder; must not exist or be empty.
+        **choices: keyword arguments of ``prepare``.
+
+    Returns:
+        The run, as ``load_run(out)`` would read it.
+
+    Raises:
+        DriftgateError: what the user gave does not fit; one line.
+    """
+    return prepare(suite, out=Path(out), **choices).execute()  # type: ignore[arg-type]
+
+
+def prepare(
+    suite: str = "quick",
+    *,
+    out: Path,
+    model: str | None = None,
+    plans: Sequence[str] = (),
+    controls: Sequence[str] = (),
+    tasks: Sequence[str] | None = None,
+    steps: int | None = None,
+    sequences: int | None = None,
+    batch: int | None = None,
+    seed: int | None = None,
+    device: str = "auto",
+    backend: str = "auto",
+    dtype: str | None = None,
+    policy: str | Path | None = None,
+    command: Sequence[str] | None = None,
+) -> Prepared:
+    """Check everything that can be checked before the long part: usage first, then files, then the model.
+
+    Args:
+        suite: bundled name or YAML file; the other arguments override it.
+        out: run folder.
+        model: embedded checkpoint or folder.
+        plans, controls: plan texts; given, they replace the suite's.
+        tasks: task names; an empty sequence for none.
+        steps, sequences, batch, seed: sizes.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        backend: ``auto``, ``triton``, ``triton-interpret`` or ``torch``.
+        dtype: ``fp32``, ``bf16``, ``fp16``, or None for the checkpoint's own.
+        policy: YAML file, None for the bundled default.
+        command: for the manifest; None for ``sys.argv``.
+    """
+    from driftgate.evals.suite import load_suite, merge_plans
+    from driftgate.evals.tasks import load_task
+
+    loaded_suite = load_suite(suite)
+    chosen = loaded_suite.changed(
+        model=model,
+        plans=merge_plans(loaded_suite, plans, controls),
+        tasks=tuple(tasks) if tasks is not None else None,
+        steps=steps,
+        sequences=sequences,
+        batch=batch,
+        seed=seed,
+    )
+    for name in chosen.tasks:
+        load_task(name)
+    if dtype not in (None, "fp32", "bf16", "fp16"):
+        raise unknown_name("dtype", str(dtype), ("fp32", "bf16", "fp16"))
+    if backend not in ("auto", "triton", "triton-interpret", "torch"):
+        raise unknown_name("backend", backend, ("auto", "triton", "triton-interpret", "torch"))
+
+    from driftgate.accuracy.policy import load_policy
+
+    rules = load_policy(policy)
+    folder = find_model(chosen.model)
+    check_out(out)
+
+    from driftgate.accuracy.models import load_model, resolve_device
+    from driftgate.evals.experiment import Experiment, choose_backend
+    from driftgate.kernels.contract import Backend
+
+    device = resolve_device(device)
+    way = choose_backend(backend, device)
+    if way is Backend.TRITON and not device.startswith("cuda"):
+        raise UsageError("backend triton needs a GPU; use --backend torch or triton-interpret, or --device cuda")
+    if way is Backend.TRITON_INTERPRET and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UsageError("backend triton-interpret needs TRITON_INTERPRET=1 in the environment before driftgate starts")
+    if way is not Backend.TRITON_INTERPRET and os.environ.get("TRITON_INTERPRET") == "1":
+        raise UsageError(f"TRITON_INTERPRET=1 is set, so Triton cannot compile; unset it for --backend {way.value}")
+    experiment = Experiment(
+        suite=chosen,
+        loaded=load_model(folder, name=chosen.model, device=device, dtype=dtype),
+        backend=way,
+        cross_check=way is Backend.TORCH,
+        policy=rules,
+        dtype=dtype,
+        command=list(command if command is not None else sys.argv),
+    )
+    return Prepared(experiment=experiment, out=out)
+
+
+def find_model(name: str) -> Path:
+    """The folder of an embedded checkpoint, or the folder that was named.
+
+    Raises:
+        UsageError: neither an embedded checkpoint nor something that looks like a path.
+        InputError: a path that is no folder.
+    """
+    from driftgate.evals.checkpoints import find_checkpoint, list_checkpoints
+
+    embedded = find_checkpoint(name)
+    if embedded is not None:
+        return embedded
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if "/" in name or name.startswith("."):
+        raise InputError(f"model folder {name} does not exist; give a checkpoint folder or one of `driftgate ls models`")
+    raise unknown_name("model", name, list_checkpoints())
+
+
+def check_out(out: Path) -> None:
+    """Make the run folder, or refuse it while nothing was spent.
+
+    Raises:
+        InputError: it holds something already, or cannot be written.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"output {out} is a file; choose a folder with --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        taken = next(out.iterdir(), None)
+        probe = out / ".driftgate-write-test"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"cannot write to output folder {out}: {error.strerror}; choose another --out") from error
+    if taken is not None:
+        kind = "another run" if (out / "results.json").exists() else f"other files ({taken.name})"
+        raise InputError(f"output folder {out} holds {kind}; choose another --out")
