@@ -23,8 +23,8 @@ from driftgate.accuracy.power import repeats_needed
 from driftgate.errors import EmptyRunError
 
 __all__ = [
-    "ChanceTest", "HolmResult", "PairedVerdict", "above_chance", "bootstrap_interval", "decide", "exact_mcnemar",
-    "holm_over_plans", "paired_noninferiority",
+    "ChanceTest", "HolmResult", "PairedVerdict", "above_chance", "bootstrap_interval", "decide",
+    "exact_mcnemar", "holm_over_plans", "paired_noninferiority",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -193,7 +193,7 @@ def _least_error(holds: Callable[[float], bool]) -> float:
 def _more_repeats(values: Floats, units: Floats, margin: float, repeats: int, alpha: float) -> int | None:
     if units.size < 2:
         return None
-    return repeats_needed(
+    wanted: int | None = repeats_needed(
         float(units.std(ddof=1)),
         float(values.mean()) + as_fraction(margin),
         units.size,
@@ -202,6 +202,7 @@ def _more_repeats(values: Floats, units: Floats, margin: float, repeats: int, al
         repeats=repeats,
         alpha=alpha,
     )
+    return wanted
 
 
 def _say_loss(verdict: Outcome, upper: float, lower: float) -> str:
@@ -229,7 +230,7 @@ def exact_mcnemar(lost: int, gained: int) -> float:
 def bootstrap_interval(
     d: object, *, clusters: object = None, confidence: float = 0.95, n_resamples: int = 9999, seed: int = 0
 ) -> tuple[float, float] | None:
-    """BCa bootstrap interval of the mean of d (``scipy.stats.bootstrap``) over streams if given, else items.
+    """BCa bootstrap interval of the mean of d (``scipy.stats.bootstrap``), over streams or items.
 
     Returns:
         None where all units are equal or there are fewer than two: resampling them says nothing (the call

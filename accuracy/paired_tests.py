@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
-from statsmodels.stats.proportion import proportion_confint
+
+from driftgate.accuracy.resampling import clustered_share, exact_bounds
 
 __all__ = ["GAINED_MIN", "LossBounds", "as_fraction", "bound_loss", "stream_units"]
 
@@ -110,8 +111,8 @@ def _bound_by_items(d: Floats, *, alpha: float) -> LossBounds:
     n = d.shape[1]
     lost, gained = (d < 0.0).sum(axis=1), (d > 0.0).sum(axis=1)
     constant = np.ptp(d, axis=1) <= 1e-12
-    lost_low, lost_high = _exact(lost, n, alpha)
-    _, gained_high = _exact(gained, n, alpha)
+    lost_low, lost_high = exact_bounds(lost, n, alpha=alpha)
+    _, gained_high = exact_bounds(gained, n, alpha=alpha)
     t_low, t_high = _student(d, constant, alpha)
     exact = constant | (gained < GAINED_MIN)
     loss = -d.mean(axis=1)
@@ -128,10 +129,8 @@ def _bound_by_items(d: Floats, *, alpha: float) -> LossBounds:
 def _bound_by_streams(lost: Floats, gained: Floats, sizes: Floats, *, alpha: float) -> LossBounds:
     """Bounds where items share streams (clusters), so that the independent unit is the stream.
 
-    Lost and gained share each get Korn and Graubard's interval [1998]: the exact binomial one at the
-    effective number of items ``n / deff · (t_{n-1} / t_{S-1})²``, at most n, where deff is the variance of
-    the share between streams over that of independent items, and the t quantiles account for estimating it
-    from S streams. The bounds of loss = lost - gained follow by adding the two distances in quadrature
+    Lost and gained share each get Korn and Graubard's interval (``resampling.clustered_share``): exact and
+    binomial, at the effective number of items that S streams are worth. The bounds of loss = lost - gained follow by adding the two distances in quadrature
     [Newcombe 1998, Zou & Donner 2008]. With nothing gained this is the exact bound on the lost share; with
     many flips it is about Student's t on streams. It needs no threshold and, unlike t, allows for the skew of
     few losses.
@@ -149,7 +148,8 @@ def _bound_by_streams(lost: Floats, gained: Floats, sizes: Floats, *, alpha: flo
         sizes: [n_streams] items of each stream.
         alpha: error of each bound, below 0.5.
     """
-    away, back = _clustered_share(lost, sizes, alpha), _clustered_share(gained, sizes, alpha)
+    away = clustered_share(lost, sizes, alpha=alpha)
+    back = clustered_share(gained, sizes, alpha=alpha)
     loss = away.share - back.share
     one = np.ones(lost.shape[0])
     if sizes.size < 2:  # one stream says nothing about the next
@@ -161,33 +161,6 @@ def _bound_by_streams(lost: Floats, gained: Floats, sizes: Floats, *, alpha: flo
         lower_exact=one > 0,
         design_effect=away.design_effect,
     )
-
-
-@dataclass(frozen=True)
-class _Share:
-    share: Floats
-    low: Floats
-    high: Floats
-    design_effect: Floats
-
-
-def _clustered_share(counts: Floats, sizes: Floats, alpha: float) -> _Share:
-    n, streams = float(sizes.sum()), sizes.size
-    share = counts.sum(axis=1) / n
-    free = share * (1.0 - share) / n
-    between = ((counts - share[:, None] * sizes) ** 2).sum(axis=1) / n**2 * (streams / max(streams - 1, 1))
-    effect = np.divide(between, free, out=np.ones_like(free), where=free > 0.0)
-    quantiles = stats.t.isf(alpha, [n - 1.0, max(streams - 1, 1)])
-    shrink = (quantiles[0] / quantiles[1]) ** 2
-    effective = np.where(free > 0.0, np.minimum(n, n / np.maximum(effect, 1e-12) * shrink), n)
-    low, high = _exact(share * effective, effective, alpha)
-    return _Share(share, low, high, effect)
-
-
-def _exact(count: NDArray[np.number], n: Floats | int, alpha: float) -> tuple[Floats, Floats]:
-    """Clopper and Pearson's bounds at error ``alpha`` each, also for fractional counts."""
-    low, high = proportion_confint(np.asarray(count, dtype=np.float64), n, alpha=2.0 * alpha, method="beta")
-    return np.asarray(low), np.asarray(high)
 
 
 def _student(d: Floats, constant: NDArray[np.bool_], alpha: float) -> tuple[Floats, Floats]:

@@ -140,9 +140,8 @@ def repeats_needed(
         10,000).
     """
     if spread <= 1e-12:
-        if (
-            abs(distance - as_fraction(margin)) > 1e-12
-        ):  # every unit lost or gained alike: repeats would repeat it
+        delta = distance - as_fraction(margin)
+        if abs(delta) > 1e-12:  # every unit lost or gained alike, and would again
             return None
         factor = math.log(alpha) / math.log1p(-as_fraction(margin)) / (n_items or n_units)
     else:

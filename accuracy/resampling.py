@@ -13,9 +13,13 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+from statsmodels.stats.proportion import proportion_confint
 from statsmodels.tsa.stattools import acf
 
-__all__ = ["N_BATCHES", "Interval", "Steps", "Unit", "Units", "count_effective", "form_units", "t_interval"]
+__all__ = [
+    "N_BATCHES", "Interval", "Share", "Steps", "Unit", "Units", "clustered_share", "count_effective",
+    "exact_bounds", "form_clusters", "form_units", "t_interval",
+]  # fmt: skip
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -116,6 +120,16 @@ def form_units(steps: Steps) -> Units:
     return Units(means + (row.mean() - means.mean()), Unit.BATCH)
 
 
+def form_clusters(steps: Steps) -> tuple[Floats, Floats]:
+    """Sums and sizes [n_units] of the units that ``form_units`` would take; empty where it has none."""
+    rows = steps.sequences()
+    if len(rows) == 1 and rows[0].size >= N_BATCHES:
+        rows = np.array_split(rows[0], N_BATCHES)
+    if len(rows) < 2:
+        return np.empty(0), np.empty(0)
+    return np.array([row.sum() for row in rows]), np.array([float(row.size) for row in rows])
+
+
 def t_interval(values: Floats, *, confidence: float = 0.95) -> Interval | None:
     """Student's interval of the mean of independent values (``scipy.stats.ttest_1samp``).
 
@@ -152,3 +166,49 @@ def _effective_of_one(row: Floats) -> float:
     ends = np.flatnonzero(pairs <= 0.0)
     time = 2.0 * pairs[: ends[0] if ends.size else pairs.size].sum() - 1.0
     return float(row.size / max(time, 1.0))
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of items with one-sided bounds, for many replicates at once: all [n_replicates] FP64.
+
+    Attributes:
+        share: counted items over all items.
+        low: lower bound; ``high`` the upper, each at the error asked for.
+        design_effect: variance of the share between clusters over that of independent items; 1 where the
+            share is 0 or 1.
+    """
+
+    share: Floats
+    low: Floats
+    high: Floats
+    design_effect: Floats
+
+
+def clustered_share(counts: Floats, sizes: Floats, *, alpha: float) -> Share:
+    """Korn and Graubard's bounds of a share whose items come in clusters [Survey Methodology 24, 1998].
+
+    The exact binomial bounds at the effective number of items ``n / deff · (t_{n-1} / t_{S-1})²``, at most n.
+    deff is the design effect, and the ratio of t quantiles at error alpha pays for estimating it from S
+    clusters. Where all clusters agree at 0 or 1 these are the exact bounds of n items.
+
+    Args:
+        counts: [n_replicates, S] items of each cluster that count, fractions allowed.
+        sizes: [S] items of each cluster, S >= 2.
+        alpha: error of each bound, below 0.5.
+    """
+    n, clusters = float(sizes.sum()), sizes.size
+    share = counts.sum(axis=1) / n
+    free = share * (1.0 - share) / n
+    between = ((counts - share[:, None] * sizes) ** 2).sum(axis=1) / n**2 * (clusters / max(clusters - 1, 1))
+    effect = np.divide(between, free, out=np.ones_like(free), where=free > 0.0)
+    full, few = stats.t.isf(alpha, [max(n - 1.0, 1.0), max(clusters - 1, 1)])
+    effective = np.where(free > 0.0, np.minimum(n, n / np.maximum(effect, 1e-12) * (full / few) ** 2), n)
+    low, high = exact_bounds(share * effective, effective, alpha=alpha)
+    return Share(share, low, high, effect)
+
+
+def exact_bounds(count: object, n: Floats | int, *, alpha: float) -> tuple[Floats, Floats]:
+    """Clopper and Pearson's bounds at error ``alpha`` each, also for fractional counts."""
+    low, high = proportion_confint(np.asarray(count, dtype=np.float64), n, alpha=2.0 * alpha, method="beta")
+    return np.asarray(low), np.asarray(high)

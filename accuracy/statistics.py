@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
-from statsmodels.stats.proportion import proportion_confint
 
 from driftgate.accuracy.kl_summary import N_EFFECTIVE_MIN, SD_LN_MAX, KlSummary, summarize_kl
-from driftgate.accuracy.resampling import Interval, Steps, Unit, form_units, t_interval
+from driftgate.accuracy.resampling import Steps, Unit, clustered_share, form_clusters, form_units, t_interval
 from driftgate.errors import EmptyRunError
 
 __all__ = [
@@ -47,10 +46,9 @@ class ProportionSummary:
 def proportion_ci(same: object, mask: object = None) -> ProportionSummary:
     """Fraction of steps that agree, with an interval that respects autocorrelation.
 
-    The interval is the wider, end by end, of Student's t on sequences (batches of one sequence) and the exact
-    binomial interval [Clopper & Pearson 1934] of the steps: the first is wider where steps hang together, the
-    second where so few steps differ that the units all look alike (all agree: 0 of n differ still leaves
-    3/n).
+    Korn and Graubard's interval (``resampling.clustered_share``): exact and binomial, at the number of
+    independent steps that the spread between sequences (ten batches of one sequence) leaves. It keeps its
+    level near 1, where few steps differ, unlike Student's t; where all agree, 0 of n differ leaves about 3/n.
 
     Args:
         same: [n_sequences, n_steps] bool, or [n_steps].
@@ -64,23 +62,18 @@ def proportion_ci(same: object, mask: object = None) -> ProportionSummary:
     n = int(steps.valid.sum())
     if n == 0:
         raise EmptyRunError("agreement on the top token: zero steps were measured; give --steps 1 or more")
-    count = float(steps.flat().sum())
-    units = form_units(steps)
-    ends = {}
-    for level in (0.95, 0.90):
-        low, high = proportion_confint(count, n, alpha=1.0 - level, method="beta")
-        found = t_interval(units.values, confidence=level)
-        if found:
-            low, high = min(low, found.low), max(high, found.high)
-        ends[level] = Interval(max(0.0, float(low)), min(1.0, float(high)))
+    sums, sizes = form_clusters(steps)
+    if not sizes.size:  # fewer than ten steps of one sequence: nothing to see their dependence by
+        sums, sizes = steps.flat(), np.ones(n)
+    two, one = (clustered_share(sums[None], sizes, alpha=alpha) for alpha in (0.025, 0.05))
     return ProportionSummary(
-        value=count / n,
-        ci_low=ends[0.95].low,
-        ci_high=ends[0.95].high,
-        lower_95=ends[0.90].low,
-        upper_95=ends[0.90].high,
+        value=float(two.share[0]),
+        ci_low=float(two.low[0]),
+        ci_high=float(two.high[0]),
+        lower_95=float(one.low[0]),
+        upper_95=float(one.high[0]),
         n=n,
-        unit=units.unit,
+        unit=Unit.SEQUENCE if len(steps.sequences()) > 1 else Unit.BATCH,
     )
 
 
@@ -191,7 +184,7 @@ def summarize_delta_p(delta_p: object, mask: object = None) -> DeltaPSummary:
 def quantile_interval(
     values: object, p: float, *, mask: object = None, confidence: float = 0.95
 ) -> tuple[float | None, float | None]:
-    """Interval of the p-quantile of steps (``scipy.stats.quantile_test``); None for an end that n does not give.
+    """Interval of the p-quantile of steps (``scipy.stats.quantile_test``); None for an end out of reach of n.
 
     The upper end of the 99.9 % quantile needs 2,995 steps at 90 % confidence and 3,688 at 95 %. The test
     counts steps as independent; extremes of autocorrelated steps come in clusters, so treat the interval as

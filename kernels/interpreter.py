@@ -62,13 +62,13 @@ class _RawFloat:
     """A float type that the interpreter holds as integers because NumPy does not have it.
 
     Attributes:
-        torch: the type that converts it.
+        kind: the torch type that converts it.
         bits: integers of its width, for NumPy and for torch.
         largest: greatest finite magnitude where conversions saturate, None where they overflow to infinity.
         nan: code that a NaN becomes.
     """
 
-    torch: torch.dtype
+    kind: torch.dtype
     bits: tuple[Any, torch.dtype]
     largest: float | None
     nan: int
@@ -76,7 +76,7 @@ class _RawFloat:
     def decode(self, codes: np.ndarray) -> np.ndarray:
         """Values, float32, of codes of any shape."""
         raw = np.array(codes, order="C").view(self.bits[0])
-        return np.asarray(torch.from_numpy(raw).view(self.torch).float().numpy())
+        return np.asarray(torch.from_numpy(raw).view(self.kind).float().numpy())
 
     def encode(self, values: np.ndarray) -> np.ndarray:
         """Codes, unsigned, of values converted to float32: nearest even."""
@@ -84,7 +84,7 @@ class _RawFloat:
         nan = np.isnan(x)
         if self.largest is not None:
             np.clip(x, -self.largest, self.largest, out=x)
-        codes = torch.from_numpy(x).to(self.torch).view(self.bits[1]).numpy()
+        codes = torch.from_numpy(x).to(self.kind).view(self.bits[1]).numpy()
         codes = codes.view(f"u{codes.itemsize}")
         if nan.any():
             codes[nan] = self.nan
@@ -282,7 +282,7 @@ def _multiply_add(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
         error = (product - (total - virtual)) + (addend - virtual)
         inexact = np.isfinite(total) & (error != 0) & (np.ascontiguousarray(total).view(np.int64) & 1 == 0)
         neighbour = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
-        return np.where(inexact, neighbour, total)
+        return np.asarray(np.where(inexact, neighbour, total))
 
 
 def _correct_reductions(interpreter: Any) -> None:
@@ -374,7 +374,7 @@ def _skip_dropped_work(interpreter: Any) -> None:
     def numpy_type(dtype: Any) -> np.dtype[Any]:
         scalar = dtype.scalar
         if isinstance(scalar, tl.pointer_type):
-            return plain(scalar)
+            return np.dtype(np.uint64)
         if scalar.name not in known:
             known[scalar.name] = plain(scalar)
         return known[scalar.name]

@@ -128,13 +128,13 @@ def store_tile(
     FORMAT: tl.constexpr,
     CVT: tl.constexpr = True,
 ):
-    """Quantise ``tile`` (float32 [BV, BK]) into rows ``o_v`` of one head; int32 1 if it was not finite, else 0.
+    """Quantise ``tile`` (float32 [BV, BK]) into rows ``o_v`` of one head; 1 if it is not finite, else 0.
 
-    Nearest even. Rows >= D_V and columns >= D_K of the tile are ignored and nothing outside the head is written;
-    the last NVFP4 block of a row is filled up with zeros. Scales are taken over finite elements. A non-finite element
-    is stored as nvfp4: NaN +6, inf with its sign 6; fp8: NaN 0x7F, inf with its sign 448; else as it is. 1 is
-    returned for it, and for a finite element that becomes infinite in fp16 or bf16. Twin:
-    ``driftgate.quant.encode_rows(nonfinite="saturate")``.
+    The result is int32. Nearest even. Rows >= D_V and columns >= D_K of the tile are ignored and nothing
+    outside the head is written; the last NVFP4 block of a row is filled up with zeros. Scales are taken over
+    finite elements. A non-finite element is stored as nvfp4: NaN +6, inf with its sign 6; fp8: NaN 0x7F, inf
+    with its sign 448; else as it is. 1 is returned for it, and for a finite element that becomes infinite in
+    fp16 or bf16. Twin: ``driftgate.quant.encode_rows(nonfinite="saturate")``.
     """
     in_rows = o_v < D_V
     if (D_V % BV) + (BK - D_K) > 0:

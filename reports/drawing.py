@@ -31,7 +31,7 @@ __all__ = [
 
 INK, MUTED, GRID, PAPER = "#1b1f23", "#66707a", "#d5dae1", "#fffffe"
 
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -75,6 +75,9 @@ _VARIABLES = {
 _LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
+LONGEST = 60
+"""Characters of a plan's name that a legend has room for."""
+
 
 class NoDataError(InputError):
     """The run holds nothing that this figure could show; the message says why, in one clause."""
@@ -93,7 +96,8 @@ class PlanStyle:
 def plan_style(run: RunData, name: str) -> PlanStyle:
     """Style of a plan by its place in the run; controls are labelled as such."""
     index = list(run.results.plans).index(name)
-    label = f"{name} (control)" if run.results.plans[name].role == "control" else name
+    label = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+    label += " (control)" if run.results.plans[name].role == "control" else ""
     return PlanStyle(
         escape_text(label),
         _COLOURS[index % len(_COLOURS)],

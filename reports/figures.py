@@ -93,10 +93,11 @@ def kl_by_window_offset(run: RunData) -> Figure:
     Raises:
         NoDataError: no plan buffers steps, or none that does has a KL above 0.
     """
-    curves = {name: curve for name in run.results.plans if len((curve := read_offsets(run, name))[0]) > 1}
-    if not curves:
-        raise NoDataError("no plan of the run buffers steps (L above 1)")
+    curves = {name: read_offsets(run, name) for name in run.results.plans}
     require_positive([values for _, values in curves.values()])
+    curves = {name: curve for name, curve in curves.items() if len(curve[0]) > 1}
+    if not any(value for _, values in curves.values() for value in values):
+        raise NoDataError("no plan that buffers steps (L above 1) has a KL above 0")
     figure = start_figure(7.6, 3.9, f"KL by window offset (backend: {run.results.backend.drift})")
     axes = figure.subplots()
     axes.set_yscale("log")
@@ -229,7 +230,7 @@ class FigureEntry:
     @property
     def name(self) -> str:
         """File name without ending, and name of the function."""
-        return str(self.draw.__name__)  # type: ignore[attr-defined]
+        return str(self.draw.__name__)
 
 
 FIGURES: tuple[FigureEntry, ...] = (

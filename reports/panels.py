@@ -126,7 +126,8 @@ def draw_noise_floor(axes: Axes, run: RunData) -> list[Line2D]:
 def draw_heat_map(axes: Axes, table: pd.DataFrame, shades: ScalarMappable, *, upright: bool) -> None:
     """Shade every positive error and print every cell; zero and unknown cells stay unshaded."""
     values = table.to_numpy(dtype=float)
-    axes.pcolormesh(np.ma.masked_where(~(values > 0), values), norm=shades.norm, cmap=shades.cmap)
+    norm: Any = shades.norm
+    axes.pcolormesh(np.ma.masked_where(~(values > 0), values), norm=norm, cmap=shades.cmap)
     for (row, column), value in np.ndenumerate(values):
         if value > 0:
             red, green, blue, _ = shades.to_rgba(np.array([value]))[0]

@@ -15,10 +15,10 @@ __all__ = ["Batch", "MixtureOptions", "draw_layout", "stream_batches"]
 
 # Progress up to which the lengths are drawn, then the lengths themselves (multiples of the chunk size).
 CURRICULUM: tuple[tuple[float, tuple[int, ...]], ...] = (
-    (0.06, (128, 192, 256)),
-    (0.20, (192, 256, 384, 512)),
-    (0.45, (384, 512, 768, 1024)),
-    (0.75, (512, 768, 1024, 1536, 2048)),
+    (0.10, (128, 192, 256)),
+    (0.35, (192, 256, 384, 512)),
+    (0.55, (384, 512, 768, 1024)),
+    (0.80, (512, 768, 1024, 1536, 2048)),
     (1.01, (768, 1024, 1536, 1536, 2048, 2048, 4096)),
 )
 
@@ -48,7 +48,8 @@ def draw_layout(rng: np.random.Generator, progress: float, options: MixtureOptio
     lengths = next(lengths for limit, lengths in CURRICULUM if progress < limit)
     length = min(int(rng.choice(lengths)), options.longest)
     most_groups = int(np.clip(length // 32, 3, 24))
-    most_pairs = int(np.clip(length // 20, 4, 20))
+    most_pairs = int(np.clip(length // 28, 4, 20))
+    rewritten = progress > 0.2 and rng.random() < options.rewrite_chance
     while True:
         n_groups = int(rng.integers(min(4, most_groups), most_groups + 1))
         n_pairs = int(rng.integers(4, most_pairs + 1))
@@ -60,7 +61,7 @@ def draw_layout(rng: np.random.Generator, progress: float, options: MixtureOptio
                 n_recall=min(n_pairs, 16),
                 n_tracking=n_groups,
                 event_share=float(rng.uniform(0.4, 0.88)),
-                rewrite_share=float(rng.uniform(0.02, 0.12)) if rng.random() < options.rewrite_chance else 0.0,
+                rewrite_share=float(rng.uniform(0.02, 0.12)) if rewritten else 0.0,
                 margin=(0.05, float(rng.uniform(0.15, 0.5))),
                 late_share=options.late_share,
                 early_share=options.early_share,

@@ -68,6 +68,10 @@ CANDIDATES = {
     "wide": Candidate(beta_range=(0.02, 0.5), initializer_range=0.06),
     "wide1": Candidate(seed=1, beta_range=(0.02, 0.5), initializer_range=0.06),
     "wideslow": Candidate(beta_range=(0.02, 0.5), initializer_range=0.06, dt_range=(1e-5, 1e-2)),
+    "widehot": Candidate(
+        seed=2, beta_range=(0.02, 0.5), initializer_range=0.06, answer_share=0.6, learning_rate=3e-3
+    ),
+    "widemix": Candidate(seed=3, beta_range=(0.01, 0.5), initializer_range=0.06, dt_range=(1e-5, 5e-2)),
     "widebase": Candidate(initializer_range=0.06),
     "seed1": Candidate(seed=1, beta_range=(0.02, 0.5), learning_rate=3e-3),
 }

@@ -48,6 +48,37 @@ def load_vector(p, o, N: tl.constexpr, NORMALISE: tl.constexpr):
 
 
 @triton.jit
+def load_buffered(p, h, n, ROW: tl.constexpr, BL: tl.constexpr, BN: tl.constexpr):
+    """The first h vectors of a buffer and of each the first n elements, ROW apart: float32 [BL, BN], else 0.
+
+    Loaded as [BL, BN/8, 8]: a load of [BL, BN] could have the shape of the state's tile and would then choose its layout.
+    """
+    o_l = tl.arange(0, BL)[:, None, None]
+    o_n = tl.arange(0, BN // 8)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
+    b = tl.load(p + o_l * ROW + o_n, mask=(o_l < h) & (o_n < n), other=0.0)
+    return tl.reshape(b.to(tl.float32), [BL, BN])
+
+
+@triton.jit
+def fold_buffer(
+    b_S, h, p_keys, p_values, p_log_decay, p_betas, p_corrections, o_v, o_k,
+    DV: tl.constexpr, DK: tl.constexpr, NORMALISE: tl.constexpr, EXACT: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Bring a state over h buffered steps: as the baseline takes them (EXACT), or with the corrections û as stored."""
+    for j in range(0, h):
+        b_k = load_vector(p_keys + j * DK, o_k, DK, NORMALISE)
+        b_g = tl.load(p_log_decay + j)
+        if EXACT:
+            b_v = tl.load(p_values + j * DV + o_v, mask=o_v < DV, other=0.0).to(tl.float32)
+            b_S, _ = gdn_step(b_S, b_k, b_v, b_g, tl.load(p_betas + j), BV, BK)
+        else:
+            b_u = tl.load(p_corrections + j * DV + o_v, mask=o_v < DV, other=0.0).to(tl.float32)
+            u = tl.broadcast_to(b_u[:, None], (BV, BK))
+            b_S = tl.fma(u, tl.broadcast_to(b_k[None, :], (BV, BK)), b_S * tl.exp(b_g))
+    return b_S
+
+
+@triton.jit
 def decode_kernel(
     q, k, v, g, beta, out, slots, error,
     codes, block_scales, row_scales, codes_slot, blocks_slot, rows_slot, scale,
@@ -137,41 +168,31 @@ def replay_kernel(
         b_g = tl.load(g + i_row * HV + i_hv)
         b_beta = tl.load(beta + i_row * HV + i_hv)
 
-    if EXACT_READOUT:
-        on_state = True
-    else:
-        on_state = flushing
-    if on_state:
-        if SPLIT and EXACT_READOUT:
-            if flushing:
-                b_S = load_tile(p_codes, p_blocks, p_rows, o_v, DV, DK, BV, BK, FORMAT)
-            else:
-                b_S = load_tile(p_copy_codes, p_copy_blocks, p_copy_rows, o_v, DV, DK, BV, BK, COPY_FORMAT)
-        else:
-            b_S = load_tile(p_codes, p_blocks, p_rows, o_v, DV, DK, BV, BK, FORMAT)
-        exact = EXACT_FOLD
-        if EXACT_READOUT and not EXACT_FOLD:
-            exact = flushing == 0
-        for j in range(0, h):
-            b_kj = load_vector(p_keys + j * DK, o_k, DK, NORMALISE)
-            b_gj = tl.load(log_decay + p_gates + j)
-            if exact:
-                b_vj = tl.load(values + p_values + j * DV + o_v, mask=o_v < DV, other=0.0).to(tl.float32)
-                b_S, _ = gdn_step(b_S, b_kj, b_vj, b_gj, tl.load(betas + p_gates + j), BV, BK)
-            else:
-                b_uj = tl.load(corrections + p_values + j * DV + o_v, mask=o_v < DV, other=0.0).to(tl.float32)
-                u = tl.broadcast_to(b_uj[:, None], (BV, BK))
-                b_S = tl.fma(u, tl.broadcast_to(b_kj[None, :], (BV, BK)), b_S * tl.exp(b_gj))
+    # State of a flush and state of a readout are loaded apart, each folded by itself: joined in one value, the copy's
+    # wider loads would choose the layout of the flush's sums, and with it the bits of the recurrence.
+    if flushing:
+        b_S = load_tile(p_codes, p_blocks, p_rows, o_v, DV, DK, BV, BK, FORMAT)
+        b_S = fold_buffer(
+            b_S, h, p_keys, values + p_values, log_decay + p_gates, betas + p_gates, corrections + p_values, o_v, o_k,
+            DV, DK, NORMALISE, EXACT_FOLD, BV, BK,
+        )  # fmt: skip
         if TAKE_STEP:
             b_S, b_u = gdn_step(b_S, b_k, b_v, b_g, b_beta, BV, BK)
             b_o = tl.sum(b_S * b_q[None, :], axis=1)
-        if flushing:
-            bad = store_tile(p_codes, p_blocks, p_rows, b_S, o_v, DV, DK, BV, BK, FORMAT)
-            if SPLIT:
-                b_S = round_trip_tile(b_S, DK, BV, BK, FORMAT)
-                bad |= store_tile(p_copy_codes, p_copy_blocks, p_copy_rows, b_S, o_v, DV, DK, BV, BK, COPY_FORMAT)
-            if bad != 0:
-                tl.store(error + slot, 1)
+        bad = store_tile(p_codes, p_blocks, p_rows, b_S, o_v, DV, DK, BV, BK, FORMAT)
+        if SPLIT:
+            b_S = round_trip_tile(b_S, DK, BV, BK, FORMAT)
+            bad |= store_tile(p_copy_codes, p_copy_blocks, p_copy_rows, b_S, o_v, DV, DK, BV, BK, COPY_FORMAT)
+        if bad != 0:
+            tl.store(error + slot, 1)
+    elif EXACT_READOUT:
+        b_R = load_tile(p_copy_codes, p_copy_blocks, p_copy_rows, o_v, DV, DK, BV, BK, COPY_FORMAT)
+        b_R = fold_buffer(
+            b_R, h, p_keys, values + p_values, log_decay + p_gates, betas + p_gates, corrections + p_values, o_v, o_k,
+            DV, DK, NORMALISE, True, BV, BK,
+        )  # fmt: skip
+        b_R, b_u = gdn_step(b_R, b_k, b_v, b_g, b_beta, BV, BK)
+        b_o = tl.sum(b_R * b_q[None, :], axis=1)
     else:
         o_l = tl.arange(0, BL)
         used = o_l < h
@@ -181,20 +202,15 @@ def replay_kernel(
         b_w = tl.exp(tl.cumsum(b_e, axis=0, reverse=True))
         b_past = tl.load(log_decay + p_gates + o_l, mask=used, other=0.0)
         b_P = tl.exp(tl.sum(b_past, axis=0) + b_g)
-        m_K = used[:, None] & (o_k < DK)[None, :]
-        b_K = tl.load(p_keys + o_l[:, None] * DK + o_k[None, :], mask=m_K, other=0.0).to(tl.float32)
+        b_K = load_buffered(p_keys, h, DK, DK, BL, BK)
         if NORMALISE:
             b_w = b_w * tl.div_rn(1.0, tl.sqrt_rn(tl.sum(b_K * b_K, axis=1) + 1e-6))
         b_ck = b_w * tl.sum(b_K * b_k[None, :], axis=1)
         b_cq = b_w * tl.sum(b_K * b_q[None, :], axis=1)
-        m_U = used[:, None] & (o_v < DV)[None, :]
-        b_U = tl.load(corrections + p_values + o_l[:, None] * DV + o_v[None, :], mask=m_U, other=0.0).to(tl.float32)
-        if SPLIT:
-            b_S = load_tile(p_copy_codes, p_copy_blocks, p_copy_rows, o_v, DV, DK, BV, BK, COPY_FORMAT)
-        else:
-            b_S = load_tile(p_codes, p_blocks, p_rows, o_v, DV, DK, BV, BK, FORMAT)
-        b_Rk = b_P * tl.sum(b_S * b_k[None, :], axis=1) + tl.sum(b_U * b_ck[:, None], axis=0)
-        b_Rq = b_P * tl.sum(b_S * b_q[None, :], axis=1) + tl.sum(b_U * b_cq[:, None], axis=0)
+        b_U = load_buffered(corrections + p_values + i_v * BV, h, DV - i_v * BV, DV, BL, BV)
+        b_R = load_tile(p_copy_codes, p_copy_blocks, p_copy_rows, o_v, DV, DK, BV, BK, COPY_FORMAT)
+        b_Rk = b_P * tl.sum(b_R * b_k[None, :], axis=1) + tl.sum(b_U * b_ck[:, None], axis=0)
+        b_Rq = b_P * tl.sum(b_R * b_q[None, :], axis=1) + tl.sum(b_U * b_cq[:, None], axis=0)
         b_u = b_beta * (b_v - b_Rk)
         b_o = b_Rq + b_u * tl.sum(b_k * b_q, axis=0)
 

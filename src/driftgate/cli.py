@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from driftgate.errors import DriftgateError, InputError, UsageError, unknown_name
+from driftgate.errors import DriftgateError, unknown_name
 
 if TYPE_CHECKING:
     from driftgate.accuracy.records import RunData
@@ -26,7 +25,6 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="driftgate",
     help="Which precision may the recurrent state of a hybrid model have?",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -209,21 +207,19 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     try:
-        code = app(args=arguments, standalone_mode=False)
+        code = app(args=arguments or ["--help"], standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)
     except DriftgateError as error:
         _fail(str(error), error.exit_code, debug)
-    except click.exceptions.Exit as error:
+    except typer.Exit as error:
         raise SystemExit(error.exit_code) from None
-    except click.exceptions.UsageError as error:
-        _fail(error.format_message(), 2, debug)
-    except click.ClickException as error:
-        _fail(error.format_message(), error.exit_code, debug)
-    except (click.exceptions.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted; nothing of this run was written", 130, debug)
     except BrokenPipeError:
         raise SystemExit(141) from None
     except Exception as error:
+        if hasattr(error, "format_message"):  # what click raises for flags, whichever click typer brings
+            _fail(error.format_message(), 2, debug)
         text = (str(error).strip().splitlines() or [""])[0]
         _fail(f"internal error: {type(error).__name__}: {text}; please report it with the output of --debug", 70, debug)
 

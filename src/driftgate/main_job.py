@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from driftgate.errors import InputError, UsageError, unknown_name
 
 if TYPE_CHECKING:
     from driftgate.accuracy.records import RunData
     from driftgate.evals.experiment import Experiment
+    from driftgate.evals.suite import Suite
 
 __all__ = ["Prepared", "prepare", "run"]
 
@@ -86,21 +87,13 @@ def prepare(
         policy: YAML file, None for the bundled default.
         command: for the manifest; None for ``sys.argv``.
     """
-    from driftgate.evals.suite import load_suite, merge_plans
-    from driftgate.evals.tasks import load_task
-
-    loaded_suite = load_suite(suite)
-    chosen = loaded_suite.changed(
-        model=model,
-        plans=merge_plans(loaded_suite, plans, controls),
-        tasks=tuple(tasks) if tasks is not None else None,
-        steps=steps,
-        sequences=sequences,
-        batch=batch,
-        seed=seed,
-    )
-    for name in chosen.tasks:
-        load_task(name)
+    chosen = choose_suite(
+        suite,
+        {
+            "model": model, "plans": plans, "controls": controls, "tasks": tasks, "steps": steps,
+            "sequences": sequences, "batch": batch, "seed": seed,
+        },
+    )  # fmt: skip
     if dtype not in (None, "fp32", "bf16", "fp16"):
         raise unknown_name("dtype", str(dtype), ("fp32", "bf16", "fp16"))
     if backend not in ("auto", "triton", "triton-interpret", "torch"):
@@ -134,6 +127,30 @@ def prepare(
         command=list(command if command is not None else sys.argv),
     )
     return Prepared(experiment=experiment, out=out)
+
+
+def choose_suite(suite: str, choices: Mapping[str, Any]) -> Suite:
+    """A suite with what the user chose in place of its own fields.
+
+    Args:
+        suite: bundled name or YAML file.
+        choices: model, plans, controls, tasks, steps, sequences, batch, seed as ``prepare`` takes them; others are
+            left alone.
+    """
+    from driftgate.evals.suite import load_suite, merge_plans
+    from driftgate.evals.tasks import load_task
+
+    loaded = load_suite(suite)
+    fields = {name: choices.get(name) for name in ("model", "steps", "sequences", "batch", "seed")}
+    tasks = choices.get("tasks")
+    chosen = loaded.changed(
+        **fields,
+        plans=merge_plans(loaded, choices.get("plans") or (), choices.get("controls") or ()),
+        tasks=None if tasks is None else tuple(tasks),
+    )
+    for name in chosen.tasks:
+        load_task(name)
+    return chosen
 
 
 def find_model(name: str) -> Path:
