@@ -117,13 +117,13 @@ def summarize_plan(steps: pd.DataFrame, name: str, plan: PrecisionPlan) -> PlanS
         other = steps[steps["plan"] == str(PrecisionPlan.parse(wanted))]
         reference = _matrix(other, "kl") if len(other) else None
     cycle = max(1, plan.options.length)
-    law = drift_law(kl, positions - positions[0] + 1, cycle=cycle, reference=reference)
-    scored = own[own["nll_plan"].notna() | own["kl"].isna()]
+    law = drift_law(kl, positions - positions[0], cycle=cycle, reference=reference)
+    scored = ~np.isnan(_matrix(own, "nll_baseline")).all(axis=0)  # the last step of a stream has no next token
     return PlanStatistics(
         kl=summarize_kl(kl),
         same_top=proportion_ci(_matrix(own, "same_top").astype(bool)),
-        delta_p=summarize_delta_p(_matrix(scored, "delta_p")),
-        ppl=perplexity_ratio(_matrix(scored, "nll_plan"), _matrix(scored, "nll_baseline")),
+        delta_p=summarize_delta_p(_matrix(own, "delta_p")[:, scored]),
+        ppl=perplexity_ratio(_matrix(own, "nll_plan")[:, scored], _matrix(own, "nll_baseline")[:, scored]),
         law=law,
         by_window_offset=[OffsetPoint(**p) for p in by_window_offset(kl, _matrix(own, "window_offset").astype(int))],
         by_position=[PositionPoint(**p) for p in by_position(kl, positions=positions)],

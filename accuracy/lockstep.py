@@ -54,7 +54,12 @@ class Counters:
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """First place where the baseline differed from itself."""
+    """First place where the baseline differed from itself.
+
+    Attributes:
+        step: position of the token that was fed.
+        layer: decoder-layer index, None where only logits differ.
+    """
 
     step: int
     layer: int | None
@@ -147,6 +152,7 @@ class LockstepRunner:
 
         Raises:
             EmptyRunError: no step would go through the decode kernels.
+            ValueError: a probe lies outside the decoded steps.
         """
         n, length = token_ids.shape
         n_steps = length - self.prefill
@@ -154,29 +160,47 @@ class LockstepRunner:
             raise EmptyRunError(
                 f"no steps: {n} sequences of {length} tokens with {self.prefill} prefilled; ask for more --steps"
             )
-        parts = []
+        for probe in probes:
+            if not (0 <= probe.sequence < n and self.prefill <= probe.position < length):
+                raise ValueError(
+                    f"probes: expected sequences 0 to {n - 1} and positions {self.prefill} to {length - 1}, got {probe}"
+                )
+        parts, order = [], []
         for first in range(0, n, self.batch):
             index = np.arange(first, first + self.batch) % n  # a short batch is padded with earlier sequences
-            chosen = [p for p in probes if first <= p.sequence < min(first + self.batch, n)]
+            chosen = [i for i, p in enumerate(probes) if first <= p.sequence < first + self.batch]
+            order += chosen
             lead = first == 0
-            part = _Batch(self, token_ids[index], first, chosen, record_steps * lead, keep_logits * lead)
-            parts.append((min(self.batch, n - first), chosen, part.run(progress)))
-        return _join(parts, probes)
+            batch = _Batch(
+                self,
+                token_ids[index],
+                first=first,
+                n_used=min(self.batch, n - first),
+                probes=[probes[i] for i in chosen],
+                probe_width=max((len(p.token_ids) for p in probes), default=0),
+                record_steps=record_steps * lead,
+                keep_logits=keep_logits * lead,
+            )
+            parts.append(batch.run(progress))
+        return _join(parts, np.argsort(np.asarray(order, dtype=int)))
 
 
 class _Batch:
-    """One batch of fixed shape."""
+    """One batch of fixed shape, whose first ``n_used`` sequences are measured; the others are padding."""
 
     def __init__(
         self,
         runner: LockstepRunner,
         token_ids: np.ndarray,
+        *,
         first: int,
+        n_used: int,
         probes: list[Probe],
+        probe_width: int,
         record_steps: int,
         keep_logits: int,
     ) -> None:
-        self.runner, self.first = runner, first
+        self.runner, self.first, self.n_used = runner, first, n_used
         self.names = [BASELINE_NAME, AGAIN, NOISE, *runner.plans]
         options = [ReplayOptions()] * _FIXED_BLOCKS + [p.options for p in runner.plans.values()]
         self.blocks = [
@@ -189,7 +213,7 @@ class _Batch:
         self.probes_at: dict[int, list[tuple[int, Probe]]] = {}
         for i, probe in enumerate(probes):
             self.probes_at.setdefault(probe.position, []).append((i, probe))
-        self.n_probes = len(probes)
+        self.n_probes, self.probe_width = len(probes), probe_width
         self.record_steps, self.keep_logits = record_steps, keep_logits
 
     def run(self, progress: Callable[[int], None] | None) -> LockstepResult:
@@ -220,7 +244,7 @@ class _AgainCheck:
 
     def __init__(self, model: WrappedModel) -> None:
         self.base, self.again = (b.rows for b in model.blocks[:2])
-        self.n_layers = model.n_layers
+        self.layer_indices = model.layer_indices
         self.layers = torch.zeros(model.n_layers + 1, dtype=torch.bool, device=model.device)
         self.history: list[torch.Tensor] = []
         self.positions: list[int] = []
@@ -240,7 +264,7 @@ class _AgainCheck:
             return None
         step = int(steps[0])
         layer = int(history[step].nonzero()[0])
-        return Mismatch(step=self.positions[step], layer=layer if layer < self.n_layers else None)
+        return Mismatch(step=self.positions[step], layer=[*self.layer_indices, None][layer])
 
 
 class _Columns:
@@ -254,21 +278,20 @@ class _Columns:
         device = batch.device
         self.different = torch.zeros(len(batch.blocks), dtype=torch.int64, device=device)
         self.n_logits = 0
-        width = max((len(p.token_ids) for at in batch.probes_at.values() for _, p in at), default=0)
-        shape = (len(batch.blocks), batch.n_probes, width)
+        shape = (len(batch.blocks), batch.n_probes, batch.probe_width)
         self.probes = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
         self.kept: list[torch.Tensor] = []
         self.positions: list[int] = []
 
     def before_step(self) -> None:
         """Cursors and flush flags that this step finds, [blocks, sequences]."""
-        blocks = self.batch.blocks
-        self.columns["offset"].append(torch.stack([b.pool.cursor[:-1] for b in blocks]))
-        self.columns["flush"].append(torch.stack([b.pool.flush[:-1] for b in blocks]))
+        blocks, used = self.batch.blocks, self.batch.n_used
+        self.columns["offset"].append(torch.stack([b.pool.cursor[:used] for b in blocks]))
+        self.columns["flush"].append(torch.stack([b.pool.flush[:used] for b in blocks]))
 
     def after_step(self, logits: torch.Tensor, position: int) -> None:
         """logits: [blocks, sequences, vocab] after the token at ``position``."""
-        tokens = self.batch.tokens
+        logits, tokens = logits[:, : self.batch.n_used], self.batch.tokens[: self.batch.n_used]
         base = logits[:1]
         add = self.columns
         add["kl"].append(kl_divergence(base.expand_as(logits), logits))
@@ -313,7 +336,7 @@ class _Columns:
             state={n: observer.sums(i) for i, n in plans},
             layer_indices=self.batch.wrapped.layer_indices,
             again=again.mismatch(),
-            errors={n: bool(blocks[i].pool.error.any()) for i, n in plans},
+            errors={n: bool(blocks[i].pool.error[: self.batch.n_used].any()) for i, n in plans},
             recorded=recorder.recorded(),
             first_logits={} if kept is None else {n: kept[i] for i, n in scored},
         )
@@ -339,23 +362,20 @@ def _bits_differ(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.view(kind) != b.view(kind)
 
 
-def _join(parts: list[tuple[int, list[Probe], LockstepResult]], probes: Sequence[Probe]) -> LockstepResult:
-    """One result of all batches; padding sequences are cut off, probes return to the caller's order."""
-    first = parts[0][2]
-    order = {id(p): i for i, p in enumerate(probes)}
+def _join(parts: list[LockstepResult], order: np.ndarray) -> LockstepResult:
+    """One result of all batches; ``order`` brings the probes of all batches back to the caller's order."""
+    first = parts[0]
 
     def rows(pick: Callable[[LockstepResult], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        return {n: np.concatenate([pick(r)[n][:used] for used, _, r in parts]) for n in pick(first)}
+        return {n: np.concatenate([pick(r)[n] for r in parts]) for n in pick(first)}
 
     def sums(name: str) -> Counters:
         total = Counters()
-        for _, _, r in parts:
+        for r in parts:
             for key, value in vars(r.counters[name]).items():
                 setattr(total, key, getattr(total, key) + value)
         return total
 
-    place = np.asarray([order[id(p)] for _, chosen, _ in parts for p in chosen], dtype=int)
-    answers = {n: np.concatenate([r.probes[n] for _, _, r in parts]) for n in first.probes}
     return LockstepResult(
         positions=first.positions,
         kl=rows(lambda r: r.kl),
@@ -363,15 +383,15 @@ def _join(parts: list[tuple[int, list[Probe], LockstepResult]], probes: Sequence
         delta_p=rows(lambda r: r.delta_p),
         nll=rows(lambda r: r.nll),
         window_offset=rows(lambda r: r.window_offset),
-        noise_kl=np.concatenate([r.noise_kl[:used] for used, _, r in parts]),
-        different_logits={n: sum(r.different_logits[n] for _, _, r in parts) for n in first.different_logits},
-        n_logits=sum(r.n_logits for _, _, r in parts),
-        probes={n: a[np.argsort(place)] for n, a in answers.items()},
+        noise_kl=np.concatenate([r.noise_kl for r in parts]),
+        different_logits={n: sum(r.different_logits[n] for r in parts) for n in first.different_logits},
+        n_logits=sum(r.n_logits for r in parts),
+        probes={n: a[order] for n, a in rows(lambda r: r.probes).items()},
         counters={n: sums(n) for n in first.counters},
         state=first.state,
         layer_indices=first.layer_indices,
-        again=next((r.again for _, _, r in parts if r.again is not None), None),
-        errors={n: any(r.errors[n] for _, _, r in parts) for n in first.errors},
+        again=next((r.again for r in parts if r.again is not None), None),
+        errors={n: any(r.errors[n] for r in parts) for n in first.errors},
         recorded=first.recorded,
         first_logits=first.first_logits,
     )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import os
+import textwrap
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 
 from driftgate.accuracy.adapters.families import find_family
+from driftgate.accuracy.adapters.hooks import quiet_transformers
 from driftgate.errors import InputError, UsageError
 
 __all__ = ["LoadedModel", "hash_file", "load_model"]
@@ -65,16 +64,17 @@ def load_model(folder: Path, *, name: str, device: str, dtype: str | None = None
         InputError: something in the folder is missing, cut short, not covered, disagrees with the config, or NaN.
     """
     config = _read_config(folder)
-    if config.get("quantization_config", {}).get("quant_method") == "modelopt":
+    quantization = config.get("quantization_config") or {}
+    if quantization.get("quant_method") == "modelopt" or (folder / "hf_quant_config.json").exists():
         raise InputError(f"{folder}: quant_method modelopt would be loaded without its scales; dequantise it to BF16 first")
     _check_weights(folder)
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    with _quiet():
+    with quiet_transformers(), warnings.catch_warnings(action="ignore"):
         try:
             parsed = AutoConfig.from_pretrained(folder, local_files_only=True)
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise InputError(f"{folder}/config.json: {_first_line(error)}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, StrictDataclassError) as error:
+            raise InputError(f"{folder}/config.json: {_one_line(error)}") from error
         family = find_family(parsed)
         if "linear_attention" not in (getattr(getattr(parsed, "text_config", parsed), "layer_types", None) or ()):
             raise InputError(f"{folder}: the checkpoint has no recurrent layer (no linear_attention); nothing to measure")
@@ -84,16 +84,13 @@ def load_model(folder: Path, *, name: str, device: str, dtype: str | None = None
                 dtype="auto" if dtype is None else DTYPES[dtype],
                 attn_implementation="eager",
                 local_files_only=True,
+                ignore_mismatched_sizes=True,  # told by name below, where transformers only says that there are some
                 output_loading_info=True,
             )
         except (RuntimeError, ValueError, OSError, SafetensorError) as error:
-            raise InputError(f"{folder}: weights do not fit config.json: {_first_line(error)}") from error
-        missing = sorted(info["missing_keys"]) + [str(k[0]) for k in info["mismatched_keys"]]
-        if missing:
-            raise InputError(f"{folder}: config.json asks for weights that the files lack or shape otherwise: {missing[0]}")
-        tokenizer = None
-        if (folder / "tokenizer.json").exists() or (folder / "tokenizer_config.json").exists():
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            raise InputError(f"{folder}: weights do not fit config.json: {_one_line(error)}") from error
+        _check_loaded(folder, info)
+        tokenizer = _load_tokenizer(folder)
     for key, weight in model.named_parameters():
         if not bool(torch.isfinite(weight).all()):
             raise InputError(f"{folder}: weight {key} holds NaN or infinity; the checkpoint is damaged, fetch it again")
@@ -143,7 +140,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise InputError(f"{folder} has no config.json; give a checkpoint folder in Hugging Face layout") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path} is no readable JSON: {_first_line(error)}") from error
+        raise InputError(f"{path} is no readable JSON: {_one_line(error)}") from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise InputError(f"{path} names no model_type; give a checkpoint folder in Hugging Face layout")
     return config
@@ -155,7 +152,7 @@ def _check_weights(folder: Path) -> None:
     if index.exists():
         try:
             shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (json.JSONDecodeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{index} is no weight index; fetch the checkpoint again") from error
     else:
         shards = ["model.safetensors"]
@@ -167,27 +164,30 @@ def _check_weights(folder: Path) -> None:
             with safe_open(path, framework="pt") as file:
                 file.keys()
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{path} is cut short or damaged ({_first_line(error)}); fetch it again") from error
+            raise InputError(f"{path} is cut short or damaged ({_one_line(error)}); fetch it again") from error
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Loading without transformers' advice about kernels that driftgate replaces, and without its progress bars."""
-    from transformers.utils import logging as transformers_logging
+def _check_loaded(folder: Path, info: dict[str, Any]) -> None:
+    """Config and files name the same weights in the same shapes: transformers would draw or drop the others."""
+    for key, stored, wanted in sorted(info["mismatched_keys"]):
+        raise InputError(f"{folder}: {key} is {list(stored)}, config.json asks for {list(wanted)}; fetch them again together")
+    for key in sorted(info["missing_keys"]):
+        raise InputError(f"{folder}: config.json asks for {key}, which the weight files lack; fetch them again together")
+    for key in sorted(info["unexpected_keys"]):
+        raise InputError(f"{folder}: the weight files hold {key}, which config.json leaves out; fetch them again together")
 
-    level = transformers_logging.get_verbosity()
-    bars = os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS")
-    transformers_logging.set_verbosity(logging.ERROR)
-    transformers_logging.disable_progress_bar()
+
+def _load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a checkpoint, None where it has none."""
+    from transformers import AutoTokenizer
+
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+        return None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars is None:
-            transformers_logging.enable_progress_bar()
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the Rust tokenizer raises plain Exception
+        raise InputError(f"{folder}: the tokenizer is damaged or not covered: {_one_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _one_line(error: Exception) -> str:
+    return textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__

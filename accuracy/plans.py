@@ -19,13 +19,14 @@ __all__ = ["BASELINE", "PrecisionPlan", "Role"]
 MAX_LENGTH = 256
 """Greatest L: beyond it a buffer of a 128 x 128 head is larger than the state that it saves writing."""
 
-_TEXT = re.compile(r"(?P<read>[a-z0-9_]+)(?:/(?P<recurrence>[a-z0-9_]+))?@(?P<length>-?\d+)(?P<options>(?:\+[^+]*)*)")
+_TEXT = re.compile(r"(?P<read>[a-z0-9_]+)(?:/(?P<recurrence>[a-z0-9_]+))?@(?P<length>-?[0-9]{1,9})(?P<options>(?:\+[^+\s]*)*)")
 _FLAGS = {
     "exact": ("fold", Fold.EXACT),
     "cached": ("fold", Fold.CACHED),
     "output_only": ("readout", Readout.OUTPUT_ONLY),
     "exact_readout": ("readout", Readout.EXACT_READOUT),
 }
+_TRACK = re.compile(r"[1-9][0-9]{0,8}")
 _PLANNED = ("head", "sr", "state_output", "dot", "spec")
 """Options of the grammar whose kernels this version does not have."""
 
@@ -117,7 +118,7 @@ def _parse_options(text: str, options: str) -> dict[str, object]:
             field, parsed = _FLAGS[name]
         elif name == "buf" and value in ("fp32", "bf16"):
             field, parsed = "buffer", value
-        elif name == "track" and value.isdecimal() and int(value) >= 1:
+        elif name == "track" and _TRACK.fullmatch(value):
             field, parsed = "track", int(value)
         else:
             raise UsageError(

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -27,6 +27,12 @@ __all__ = [
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
+STEP_COLUMNS = (
+    "plan", "sequence", "position", "window_offset", "kl", "same_top", "delta_p", "nll_plan", "nll_baseline",
+)  # fmt: skip
+ITEM_COLUMNS = (
+    "plan", "task", "item_id", "repeat", "answer", "gold", "correct", "n_tokens", "capped", "parse_reason",
+)  # fmt: skip
 Verdict = Literal["pass", "fail", "inconclusive", "invalid"]
 
 
@@ -38,8 +44,22 @@ class Record(BaseModel):
     def model_post_init(self, _context: Any) -> None:
         for name in type(self).model_fields:
             value = getattr(self, name)
-            if isinstance(value, float) and not math.isfinite(value):
-                setattr(self, name, None)
+            finite = _null_nonfinite(value)
+            if finite is not value:
+                setattr(self, name, finite)
+
+
+def _null_nonfinite(value: Any) -> Any:
+    """The value itself, or a copy with None for every non-finite float where there is one."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        items = {k: _null_nonfinite(v) for k, v in value.items()}
+        return items if any(items[k] is not value[k] for k in items) else value
+    if isinstance(value, list):
+        entries = [_null_nonfinite(v) for v in value]
+        return entries if any(a is not b for a, b in zip(entries, value, strict=True)) else value
+    return value
 
 
 R = TypeVar("R", bound=Record)
@@ -306,7 +326,8 @@ def load_run(folder: str | Path) -> RunData:
         raise InputError(f"run folder {folder} does not exist; give the folder that `driftgate run --out` wrote")
     results = _parse(folder / "results.json", Results)
     manifest = _parse(folder / "manifest.json", Manifest)
-    return RunData(results, manifest, _frame(folder / "steps.parquet"), _frame(folder / "items.parquet"))
+    steps = _frame(folder / "steps.parquet", STEP_COLUMNS)
+    return RunData(results, manifest, steps, _frame(folder / "items.parquet", ITEM_COLUMNS))
 
 
 def save_run(folder: str | Path, run: RunData) -> None:
@@ -350,16 +371,22 @@ def _parse(path: Path, kind: type[R]) -> R:
         raise InputError(f"{path} is missing; the run did not finish, run it again or use --resume") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is damaged: {error}; run it again") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
         raise InputError(f"{path}: {where}: {first['msg']}; it is not a run of schema {SCHEMA_VERSION}") from error
 
 
-def _frame(path: Path) -> pd.DataFrame:
+def _frame(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     try:
-        return pd.read_parquet(path)
+        frame = pd.read_parquet(path)
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing; the run did not finish, run it again or use --resume") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is no readable parquet file: {error}".splitlines()[0]) from error
+    missing = [c for c in columns if c not in frame.columns]
+    if missing:
+        raise InputError(f"{path} has no column {missing[0]}; it is not a run of schema {SCHEMA_VERSION}")
+    return frame

@@ -155,7 +155,7 @@ class Experiment:
         outcome: CrossCheckOutcome | None,
         bitwise: list[BitwiseRecord],
     ) -> RunData:
-        suite, plans, roles = self.suite, self.suite.named_plans(), self.suite.roles()
+        plans, roles = self.suite.named_plans(), self.suite.roles()
         steps = build_steps(result, stream_end=streams.stream_positions)
         items, tasks = score_items(streams, result, list(plans))
         shape, n_layers = self._shape(), len(result.layer_indices)

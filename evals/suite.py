@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from driftgate.accuracy.plans import BASELINE, PrecisionPlan, Role
-from driftgate.errors import InputError, UsageError, unknown_name
+from driftgate.errors import DriftgateError, InputError, UsageError, unknown_name
 
 __all__ = ["PlanEntry", "Suite", "bundled_suites", "load_suite"]
 
@@ -57,7 +57,7 @@ class Suite(BaseModel):
     steps: Annotated[int, Field(ge=1)] = 1024
     batch: Annotated[int, Field(ge=1)] = 16
     prefill: Annotated[int, Field(ge=1)] = 1
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     cross_check_cycles: Annotated[int, Field(ge=2)] = 2
 
     @field_validator("plans")
@@ -80,9 +80,13 @@ class Suite(BaseModel):
         return {str(entry.parsed()): Role(entry.role) for entry in self.plans}
 
     def changed(self, **overrides: Any) -> Suite:
-        """A suite with some fields replaced; None leaves a field as it is."""
+        """A suite with some fields replaced by flags; None leaves a field as it is.
+
+        Raises:
+            UsageError: a value does not fit; names the field.
+        """
         fields = self.model_dump() | {k: v for k, v in overrides.items() if v is not None}
-        return _validate(fields, f"suite {self.name}")
+        return _validate(fields, f"suite {self.name}", UsageError)
 
 
 def bundled_suites() -> dict[str, Path]:
@@ -111,7 +115,7 @@ def load_suite(name: str) -> Suite:
         raise InputError(f"{path} is no readable YAML: {' '.join(str(error).split())}") from error
     if not isinstance(fields, dict):
         raise InputError(f"{path}: expected a mapping with name, plans, tasks; got {type(fields).__name__}")
-    return _validate({"name": path.stem, **fields}, str(path))
+    return _validate({"name": path.stem, **fields}, str(path), InputError)
 
 
 def merge_plans(suite: Suite, plans: Sequence[str], controls: Sequence[str]) -> tuple[PlanEntry, ...] | None:
@@ -124,10 +128,10 @@ def merge_plans(suite: Suite, plans: Sequence[str], controls: Sequence[str]) -> 
     ) + (() if plans else tuple(e for e in suite.plans if e.role == "candidate"))
 
 
-def _validate(fields: dict[str, Any], where: str) -> Suite:
+def _validate(fields: dict[str, Any], where: str, error_kind: type[DriftgateError]) -> Suite:
     try:
         return Suite.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{where}: {field}: {first['msg']}") from error
+        raise error_kind(f"{where}: {field}: {first['msg']}") from error

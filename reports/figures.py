@@ -17,6 +17,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from driftgate.accuracy.records import RunData
 from driftgate.errors import InputError
@@ -105,7 +106,7 @@ def kl_by_window_offset(run: RunData) -> Figure:
     handles += draw_noise_floor(axes, run)
     axes.set_xlabel("buffered entries found by the step (steps since the last flush)")
     axes.set_ylabel(_KL_LABEL)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     add_legend(figure, handles)
     return figure
 

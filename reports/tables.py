@@ -7,6 +7,7 @@ plan is the gravest of its checks in ``results.verdicts``; nothing here decides 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,12 +15,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from driftgate.accuracy.records import PlanRecord, RunData, TaskRecord, VerdictRecord
+from driftgate.accuracy.records import BitwiseRecord, PlanRecord, RunData, TaskRecord, VerdictRecord
 
 __all__ = [
     "NA", "Cell", "PlanRow", "check_rows", "checks_table", "disagreement", "format_interval",
     "format_kl", "format_number", "format_percent", "format_points", "format_ratio", "gates", "headline",
-    "list_open_checks", "list_plan_notes", "plan_rows", "plan_verdict", "summary_table",
+    "list_open_checks", "list_plan_notes", "plan_rows", "plan_verdict", "run_lines", "summary_table",
+    "tasks_table", "bitwise_table",
 ]  # fmt: skip
 
 NA = "n/a"
@@ -256,6 +258,65 @@ def summary_table(run: RunData) -> Table:
     )
     table.caption_justify = "left"
     return table
+
+
+def tasks_table(run: RunData) -> Table | None:
+    """Accuracy of the baseline and of every plan on every task, with lost and gained answers; None without tasks."""
+    tasks = list(dict.fromkeys(task for plan in run.results.plans.values() for task in plan.tasks))
+    if not tasks:
+        return None
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("Plan", overflow="fold")
+    for task in tasks:
+        table.add_column(f"{task} accuracy", justify="right", no_wrap=True)
+        table.add_column("lost/gained", justify="right", no_wrap=True)
+    first = next(iter(run.results.plans.values())).tasks
+    base = [cell for t in tasks for cell in (format_percent(first[t].baseline_accuracy, digits=1), "")]
+    table.add_row(run.results.baseline, *base)
+    for name, plan in run.results.plans.items():
+        cells: list[str] = []
+        for task in tasks:
+            record = plan.tasks.get(task)
+            found = record is not None
+            cells.append(format_percent(record.accuracy, digits=1) if found else NA)
+            cells.append(f"{record.lost}/{record.gained}" if found else NA)
+        table.add_row(escape(name), *cells)
+    return table
+
+
+def bitwise_table(records: Sequence[BitwiseRecord]) -> Table:
+    """Bit-exact cases for a terminal, one line per invariant and outcome."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading, justify in (("Invariant", "left"), ("Cases", "right"), ("Equal", "right"), ("First difference", "left")):
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for invariant in dict.fromkeys(record.invariant for record in records):
+        of_kind = [record for record in records if record.invariant == invariant]
+        broken = [record for record in of_kind if not record.equal]
+        shown = ""
+        if broken:
+            shown = f"{broken[0].n_different} differ, at most {broken[0].max_ulp} ulp, {broken[0].case}: {broken[0].first_different}"
+        equal = Text(str(len(of_kind) - len(broken)), style="red" if broken else "green")
+        table.add_row(invariant, str(len(of_kind)), equal, escape(shown))
+    return table
+
+
+def run_lines(run: RunData) -> list[str]:
+    """What a terminal says below the tables: noise floor, bits, backends."""
+    results = run.results
+    floor = results.noise_floor
+    equal = sum(record.equal for record in results.bitwise)
+    lines = [
+        f"noise floor (FP32 under another launch): mean KL {format_kl(floor.kl_mean)}, greatest {format_kl(floor.kl_max)}",
+        f"bit-exact: {equal} of {len(results.bitwise)} cases equal, the baseline against itself among them",
+    ]
+    check = results.backend.cross_check
+    backend = f"backend: drift and tasks on {results.backend.drift}"
+    if check is not None:
+        difference = format_number(check.max_abs_difference, digits=2)
+        backend += (
+            f"; interpreted Triton kernels on the same tokens, {check.steps} steps: logits differ by at most {difference}"
+        )
+    return [*lines, backend]
 
 
 def checks_table(run: RunData) -> Table:

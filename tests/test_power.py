@@ -54,7 +54,9 @@ class TestItems:
 
     def test_is_the_library_binomial_below_five_gained(self):
         found = paired_noninferiority(flips(300, 6, 4), 6)
-        assert found.bound == pytest.approx(stats.binomtest(6, 300).proportion_ci(0.90, "exact").high, rel=1e-12)
+        assert found.bound == pytest.approx(
+            stats.binomtest(6, 300).proportion_ci(0.90, "exact").high, rel=1e-12
+        )
         test = stats.binomtest(6, 300, 0.06, alternative="less")
         assert found.p_pass == pytest.approx(test.pvalue, rel=1e-6)
 
@@ -82,7 +84,9 @@ class TestItems:
         rng = np.random.default_rng(0)
         d = (rng.binomial(16, 0.6, 198) - rng.binomial(16, 0.6, 198)) / 16
         found = paired_noninferiority(d, 4, repeats=16)
-        assert found.p_pass == pytest.approx(stats.ttest_1samp(d, -0.04, alternative="greater").pvalue, rel=1e-6)
+        assert found.p_pass == pytest.approx(
+            stats.ttest_1samp(d, -0.04, alternative="greater").pvalue, rel=1e-6
+        )
 
     @pytest.mark.parametrize(
         ("d", "options", "says"),
@@ -144,8 +148,9 @@ class TestStreams:
         d, streams = rng.choice([-1.0, 0.0, 1.0], 64, p=[0.1, 0.8, 0.1]), np.repeat(np.arange(8), 8)
         order = rng.permutation(64)
         names = np.array([f"s{7 - s}" for s in streams])
-        a, b = paired_noninferiority(d, 6, clusters=streams), paired_noninferiority(
-            d[order], 6, clusters=names[order]
+        a, b = (
+            paired_noninferiority(d, 6, clusters=streams),
+            paired_noninferiority(d[order], 6, clusters=names[order]),
         )
         assert a.bound == pytest.approx(b.bound, rel=1e-12) and a.lost == b.lost
 
@@ -178,7 +183,7 @@ def rates(streams, items, margin, *, churn, loss, icc=0.0, replicates=4000, seed
 
 
 class TestSimulatedErrorRates:
-    """4,000 runs a cell, standard error 0.34 points at 5 %; asked: false PASS <= 6 %, PASS of a harmless plan >= 95 %.
+    """4,000 runs a cell, standard error 0.34 points; asked: false PASS <= 6 %, harmless plans pass >= 95 %.
 
     Worst over 0-12 % total flips, 10,000 runs a cell, false PASS of a plan that loses exactly the margin:
 
@@ -191,16 +196,16 @@ class TestSimulatedErrorRates:
 
     PASS of a plan that loses nothing, independent flips, by total flip rate 1, 2, 4, 6, 12 %:
 
-    ========  ========================  ========================  ========================  =========================
-    design    margin 3                  margin 4                  margin 5                  margin 6
-    ========  ========================  ========================  ========================  =========================
-    16 x 8    .58 .41 .30 .26 .16       .88 .73 .53 .42 .25       .97 .89 .69 .55 .37       .99 .94 .81 .69 .49
-    16 x 16   .92 .79 .59 .47 .30       .99 .95 .83 .71 .47       1. .99 .94 .87 .65        1. 1. .99 .95 .79
-    24 x 16   .99 .95 .81 .67 .43       1. 1. .96 .88 .67         1. 1. .99 .97 .83         1. 1. 1. 1. .93
-    32 x 8    .93 .83 .63 .50 .33       .99 .96 .85 .73 .52       1. .99 .95 .89 .68        1. 1. .99 .96 .82
-    32 x 16   1. .99 .91 .80 .56        1. 1. .99 .96 .79         1. 1. 1. .99 .92          1. 1. 1. 1. .98
-    64 x 16   1. 1. 1. .98 .85          1. 1. 1. 1. .97           1. 1. 1. 1. 1.            1. 1. 1. 1. 1.
-    ========  ========================  ========================  ========================  =========================
+    ======== ===================== ===================== ===================== =====================
+    design   margin 3              margin 4              margin 5              margin 6
+    ======== ===================== ===================== ===================== =====================
+    16 x 8   .58 .41 .30 .26 .16   .88 .73 .53 .42 .25   .97 .89 .69 .55 .37   .99 .94 .81 .69 .49
+    16 x 16  .92 .79 .59 .47 .30   .99 .95 .83 .71 .47   1.  .99 .94 .87 .65   1.  1.  .99 .95 .79
+    24 x 16  .99 .95 .81 .67 .43   1.  1.  .96 .88 .67   1.  1.  .99 .97 .83   1.  1.  1.  1.  .93
+    32 x 8   .93 .83 .63 .50 .33   .99 .96 .85 .73 .52   1.  .99 .95 .89 .68   1.  1.  .99 .96 .82
+    32 x 16  1.  .99 .91 .80 .56   1.  1.  .99 .96 .79   1.  1.  1.  .99 .92   1.  1.  1.  1.  .98
+    64 x 16  1.  1.  1.  .98 .85   1.  1.  1.  1.  .97   1.  1.  1.  1.  1.    1.  1.  1.  1.  1.
+    ======== ===================== ===================== ===================== =====================
     """
 
     @pytest.mark.parametrize("margin", [3, 6])
@@ -218,7 +223,8 @@ class TestSimulatedErrorRates:
         assert worst <= 0.05 + 2 * 0.0034
 
     @pytest.mark.parametrize(
-        ("streams", "margin", "churn"), [(16, 4, 0.01), (16, 5, 0.02), (16, 6, 0.04), (32, 3, 0.02), (32, 4, 0.06)]
+        ("streams", "margin", "churn"),
+        [(16, 4, 0.01), (16, 5, 0.02), (16, 6, 0.04), (32, 3, 0.02), (32, 4, 0.06)],
     )
     def test_harmless_plan_passes(self, streams, margin, churn):
         assert rates(streams, 16, margin, churn=churn, loss=0)[0] >= 0.95
@@ -238,7 +244,7 @@ class TestSimulatedErrorRates:
 
 class TestPower:
     def test_of_the_published_design(self):
-        """198 items, margin 2: 10 % flips once 0.23; sampled answers 16 repeats 0.61-0.74, 32 repeats 0.86-0.95."""
+        """198 items, margin 2: 10 % flips once 0.23; sampled, 16 repeats 0.61-0.74, 32 0.86-0.95."""
         assert power_noninferiority(198, 1, 0.10, 2) == pytest.approx(0.23, abs=0.03)
         assert power_noninferiority(198, 1, 0.34, 2, repeats=16) == pytest.approx(0.61, abs=0.04)
         assert power_noninferiority(198, 1, 0.24, 2, repeats=32) == pytest.approx(0.95, abs=0.03)

@@ -62,8 +62,9 @@ def make_plan(plan: str, steps: pd.DataFrame) -> rec.PlanRecord:
         role="control" if control else "candidate",
         kl=rec.KlRecord(
             mean=mean, ci_low=low, ci_high=high, geo_mean=mean * 0.9, geo_ci_low=low * 0.9,
-            geo_ci_high=high * 0.9, max=float(kl.max()), min=float(kl.min()), p99_9=None if weird else float(kl.quantile(.999)),
-            p0_1=float(kl.quantile(.001)), **{name: float(kl.quantile(q)) for name, q in QUANTILES.items()},
+            geo_ci_high=high * 0.9, max=float(kl.max()), min=float(kl.min()),
+            p99_9=None if weird else float(kl.quantile(.999)), p0_1=float(kl.quantile(.001)),
+            **{name: float(kl.quantile(q)) for name, q in QUANTILES.items()},
             n_steps=len(kl), n_effective=61.0 if plan == SMALL else 512.0, n_nonfinite=0,
             first_nonfinite_step=None, n_negative=0),
         same_top_p=rec.ProportionRecord(value=1 - 20 * mean, ci_low=1 - 25 * mean, ci_high=1 - 15 * mean),
@@ -328,6 +329,20 @@ def test_reports_say_why_a_figure_is_missing_and_drop_its_old_picture(
     for module in (markdown, page):
         text = module.render(small, tmp_path).read_text(encoding="utf-8")
         assert "Not drawn: the run holds no task with an accuracy." in text
+
+
+def test_a_run_without_steps_renders_its_tasks_alone(run: rec.RunData, tmp_path: Path) -> None:
+    plan = run.results.plans[SPLIT].model_copy(deep=True)
+    plan.kl = rec.KlRecord(
+        **dict.fromkeys(rec.KlRecord.model_fields) | {"n_steps": 0, "n_nonfinite": 0, "n_negative": 0}
+    )
+    plan.drift.by_window_offset.clear()
+    plan.state.layers.clear()
+    bare = replace(with_results(run, plans={SPLIT: plan}), steps=run.steps[:0])
+    assert [drawing.entry.name for drawing in figures.draw_all(bare) if drawing.figure] == ["task_accuracy"]
+    text = markdown.render(bare, tmp_path).read_text(encoding="utf-8")
+    assert text.count("Not drawn: the run holds no KL.") == 3
+    assert "Not drawn: the run holds no state errors." in text
 
 
 def test_steps_that_are_not_finite_enter_no_curve(run: rec.RunData) -> None:

@@ -1,4 +1,4 @@
-"""Swapping the decode function of a modeling module, without touching any other model of the process.
+"""Swapping the decode function of a modeling module, without touching any other model of the process; its advice muted.
 
 The module's global is replaced once by a dispatcher; a forward pre-hook on each mixer says, through a context
 variable, whose forward is running. Without that context the dispatcher calls the original function.
@@ -6,14 +6,16 @@ variable, whose forward is running. Without that context the dispatcher calls th
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 
-__all__ = ["DecodeHook"]
+__all__ = ["DecodeHook", "quiet_transformers"]
 
 _ACTIVE: ContextVar[tuple[Callable[..., Any], int] | None] = ContextVar("driftgate_decode", default=None)
 _ORIGINALS: dict[tuple[str, str], tuple[Callable[..., Any], int]] = {}
@@ -46,7 +48,7 @@ class DecodeHook:
         _install(*self._key)
         for layer, mixer in enumerate(self._mixers):
             self._handles.append(mixer.register_forward_pre_hook(self._before(layer)))
-            self._handles.append(mixer.register_forward_hook(self._after, always_call=True))
+            self._handles.append(mixer.register_forward_hook(self._after, always_call=True, prepend=True))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -94,3 +96,19 @@ def _uninstall(module: str, function: str) -> None:
         return
     del _ORIGINALS[key]
     setattr(sys.modules[module], function, original)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars, and no advice to install the kernels that driftgate replaces; as it was afterwards."""
+    from transformers.utils import logging as transformers_logging
+
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.ERROR)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from driftgate.accuracy.adapters.families import Family, StepInputs, find_family
-from driftgate.accuracy.adapters.hooks import DecodeHook
+from driftgate.accuracy.adapters.hooks import DecodeHook, quiet_transformers
 from driftgate.errors import InputError
 from driftgate.kernels.contract import Backend, HeadShape, ReplayOptions
 from driftgate.kernels.pool import StatePool
@@ -109,11 +110,14 @@ class WrappedModel:
         self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
     def __enter__(self) -> WrappedModel:
-        self._hook.__enter__()
+        with ExitStack() as stack:
+            stack.enter_context(quiet_transformers())
+            stack.enter_context(self._hook)
+            self._entered = stack.pop_all()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self._hook.__exit__(*exc)
+    def __exit__(self, *_: object) -> None:
+        self._entered.close()
         self._cache = None
 
     def make_pool(self, options: ReplayOptions, *, n_slots: int) -> StatePool:

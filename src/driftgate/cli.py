@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -34,7 +34,7 @@ EXIT_OF_VERDICT = {"pass": 0, "fail": 1, "inconclusive": 3}
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
-PolicyFile = Annotated[Optional[Path], typer.Option("--policy", help="YAML with checks, limits and reasons.")]
+PolicyFile = Annotated[Path | None, typer.Option("--policy", help="YAML with checks, limits and reasons.")]
 
 
 @app.callback()
@@ -49,19 +49,19 @@ def root(
 @app.command()
 def run(
     suite: Annotated[str, typer.Argument(help="Bundled suite or YAML file.")] = "quick",
-    model: Annotated[Optional[str], typer.Option(help="Embedded checkpoint or folder.")] = None,
-    plan: Annotated[Optional[list[str]], typer.Option(help="Plan, e.g. nvfp4/fp32@16; repeatable.")] = None,
-    control: Annotated[Optional[list[str]], typer.Option(help="Plan that is expected to drift; repeatable.")] = None,
-    task: Annotated[Optional[list[str]], typer.Option(help="Task, or none; repeatable.")] = None,
-    steps: Annotated[Optional[int], typer.Option(help="Decoded steps of each stream.")] = None,
-    sequences: Annotated[Optional[int], typer.Option(min=1, help="Streams.")] = None,
-    batch: Annotated[Optional[int], typer.Option(min=1, help="Streams that decode together.")] = None,
-    seed: Annotated[Optional[int], typer.Option(help="Seed of streams and questions.")] = None,
+    model: Annotated[str | None, typer.Option(help="Embedded checkpoint or folder.")] = None,
+    plan: Annotated[list[str] | None, typer.Option(help="Plan, e.g. nvfp4/fp32@16; repeatable.")] = None,
+    control: Annotated[list[str] | None, typer.Option(help="Plan that is expected to drift; repeatable.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Task, or none; repeatable.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Decoded steps of each stream.")] = None,
+    sequences: Annotated[int | None, typer.Option(min=1, help="Streams.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Streams that decode together.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of streams and questions.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     backend: Annotated[str, typer.Option(help="auto, triton, triton-interpret or torch.")] = "auto",
-    dtype: Annotated[Optional[str], typer.Option(help="fp32, bf16 or fp16; default as stored.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16; default as stored.")] = None,
     policy: PolicyFile = None,
-    out: Annotated[Optional[Path], typer.Option(help="Run folder; default runs/SUITE-TIME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/SUITE-TIME.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bar.")] = False,
@@ -254,13 +254,19 @@ def _progress(total: int, show: bool) -> Iterator[Callable[[int], None] | None]:
 
 
 def _print_summary(data: RunData, folder: Path) -> None:
-    from driftgate.reports.tables import summary_table
+    from driftgate.reports.tables import checks_table, run_lines, summary_table, tasks_table
 
     console = Console()
     console.print(summary_table(data))
-    for line in data.summary_lines():
+    answers = tasks_table(data)
+    if answers is not None:
+        console.print()
+        console.print(answers)
+    console.print()
+    console.print(checks_table(data))
+    console.print()
+    for line in (*run_lines(data), f"report: {folder / 'report.html'}"):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
 
 
 def _print_dry_run(suite: str, choices: dict[str, object], *, as_json: bool) -> None:
