@@ -12,17 +12,22 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from driftgate.accuracy.plans import PrecisionPlan
 from driftgate.accuracy.records import BitwiseRecord
 from driftgate.kernels.contract import Backend
+from driftgate.quant.formats import FORMATS
 
-__all__ = ["CrossCheckJob", "CrossCheckOutcome", "steps_needed"]
+if TYPE_CHECKING:
+    from driftgate.accuracy.observers import RecordedInputs
+
+__all__ = ["CrossCheckJob", "CrossCheckOutcome", "certified", "steps_needed"]
 
 
 def steps_needed(plans: Mapping[str, PrecisionPlan], *, cycles: int = 2) -> int:
@@ -122,6 +127,22 @@ class CrossCheckJob:
         self._folder.cleanup()
 
 
+def certified(plans: Mapping[str, PrecisionPlan]) -> dict[str, Sequence[Any]]:
+    """What a run certifies on the checkpoint's own shapes: L = 1 and the plans' lengths, the plans' formats.
+
+    ``driftgate certify`` takes every length and format.
+    """
+    options = [plan.options for plan in plans.values()]
+    lengths = sorted({1} | {o.length for o in options})
+    formats = [f for f in FORMATS if f == "fp32" or any(f in (o.read, o.recurrence) for o in options)]
+    return {"lengths": lengths, "formats": formats}
+
+
+def shorten(recorded: RecordedInputs) -> RecordedInputs:
+    """One layer of what was recorded: an interpreted step costs tens of milliseconds a head."""
+    return replace(recorded, inputs=recorded.inputs[:1], initial=recorded.initial[:1])
+
+
 def _main(path: Path) -> None:
     """The child: lock step of one sequence under the interpreter, then the certificate on what it recorded."""
     import time
@@ -149,7 +170,9 @@ def _main(path: Path) -> None:
     steps = tokens.shape[1] - job["prefill"]
     result = runner.run(tokens, record_steps=steps, keep_logits=steps)
     assert result.recorded is not None
-    bitwise = certify(backend=Backend.TRITON_INTERPRET, recorded=result.recorded)
+    bitwise = certify(
+        backend=Backend.TRITON_INTERPRET, recorded=shorten(result.recorded), **certified(plans)
+    )
     names = list(result.first_logits)
     np.savez(path / "logits.npz", **{f"plan{i}": result.first_logits[n] for i, n in enumerate(names)})
     report = {

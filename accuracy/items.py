@@ -63,5 +63,7 @@ def _pair(items: pd.DataFrame, plan: str, task: str) -> pd.DataFrame:
         base[["item_id", "repeat", "correct"]], on=["item_id", "repeat"], suffixes=("", "_baseline"), validate="1:1"
     )
     if not len(own) == len(base) == len(pair):
-        raise ValueError(f"items of {plan} and the baseline on {task} differ: {len(own)}, {len(base)}, {len(pair)} shared")
+        raise ValueError(
+            f"items of {plan} and the baseline on {task} differ: {len(own)}, {len(base)}, {len(pair)} shared"
+        )
     return pair

@@ -204,8 +204,7 @@ class _Batch:
         self.names = [BASELINE_NAME, AGAIN, NOISE, *runner.plans]
         options = [ReplayOptions()] * _FIXED_BLOCKS + [p.options for p in runner.plans.values()]
         self.blocks = [
-            Block(name=name, options=o, alternative=name == NOISE)
-            for name, o in zip(self.names, options, strict=True)
+            Block(name=name, options=o, alternative=name == NOISE) for name, o in zip(self.names, options, strict=True)
         ]
         self.wrapped = wrap(runner.model, self.blocks, n_sequences=len(token_ids), backend=runner.backend)
         self.device = self.wrapped.device

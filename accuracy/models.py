@@ -1,4 +1,4 @@
-"""Loading a checkpoint folder the way people have it, with every fault of a file said in one line before a run starts."""
+"""Loading a checkpoint folder the way people have it; every fault of a file is said in one line before a run starts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def load_model(folder: Path, *, name: str, device: str, dtype: str | None = None
     config = _read_config(folder)
     quantization = config.get("quantization_config") or {}
     if quantization.get("quant_method") == "modelopt" or (folder / "hf_quant_config.json").exists():
-        raise InputError(f"{folder}: quant_method modelopt would be loaded without its scales; dequantise it to BF16 first")
+        raise InputError(
+            f"{folder}: quant_method modelopt would be loaded without its scales; dequantise it to BF16 first"
+        )
     _check_weights(folder)
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -77,7 +79,9 @@ def load_model(folder: Path, *, name: str, device: str, dtype: str | None = None
             raise InputError(f"{folder}/config.json: {_one_line(error)}") from error
         family = find_family(parsed)
         if "linear_attention" not in (getattr(getattr(parsed, "text_config", parsed), "layer_types", None) or ()):
-            raise InputError(f"{folder}: the checkpoint has no recurrent layer (no linear_attention); nothing to measure")
+            raise InputError(
+                f"{folder}: the checkpoint has no recurrent layer (no linear_attention); nothing to measure"
+            )
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -170,11 +174,11 @@ def _check_weights(folder: Path) -> None:
 def _check_loaded(folder: Path, info: dict[str, Any]) -> None:
     """Config and files name the same weights in the same shapes: transformers would draw or drop the others."""
     for key, stored, wanted in sorted(info["mismatched_keys"]):
-        raise InputError(f"{folder}: {key} is {list(stored)}, config.json asks for {list(wanted)}; fetch them again together")
+        raise InputError(f"{folder}: {key} is {list(stored)}, config.json asks for {list(wanted)}; fetch both again")
     for key in sorted(info["missing_keys"]):
-        raise InputError(f"{folder}: config.json asks for {key}, which the weight files lack; fetch them again together")
+        raise InputError(f"{folder}: config.json asks for {key}, which the weight files lack; fetch both again")
     for key in sorted(info["unexpected_keys"]):
-        raise InputError(f"{folder}: the weight files hold {key}, which config.json leaves out; fetch them again together")
+        raise InputError(f"{folder}: the weight files hold {key}, which config.json leaves out; fetch both again")
 
 
 def _load_tokenizer(folder: Path) -> Any:
@@ -190,4 +194,4 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def _one_line(error: Exception) -> str:
-    return textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
+    return textwrap.shorten(str(error), 450, placeholder=" ...") or type(error).__name__

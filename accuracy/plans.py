@@ -19,7 +19,9 @@ __all__ = ["BASELINE", "PrecisionPlan", "Role"]
 MAX_LENGTH = 256
 """Greatest L: beyond it a buffer of a 128 x 128 head is larger than the state that it saves writing."""
 
-_TEXT = re.compile(r"(?P<read>[a-z0-9_]+)(?:/(?P<recurrence>[a-z0-9_]+))?@(?P<length>-?[0-9]{1,9})(?P<options>(?:\+[^+\s]*)*)")
+_TEXT = re.compile(
+    r"(?P<read>[a-z0-9_]+)(?:/(?P<recurrence>[a-z0-9_]+))?@(?P<length>-?[0-9]{1,9})(?P<options>(?:\+[^+\s]*)*)"
+)
 _FLAGS = {
     "exact": ("fold", Fold.EXACT),
     "cached": ("fold", Fold.CACHED),
@@ -69,7 +71,9 @@ class PrecisionPlan:
             return BASELINE
         match = _TEXT.fullmatch(text)
         if match is None:
-            raise UsageError(f"plan {text!r}: expected READ[/RECURRENCE]@L[+option...], e.g. nvfp4/fp32@16, or baseline")
+            raise UsageError(
+                f"plan {text!r}: expected READ[/RECURRENCE]@L[+option...], e.g. nvfp4/fp32@16, or baseline"
+            )
         read = get_format(match["read"])
         recurrence = get_format(match["recurrence"] or match["read"])
         length = int(match["length"])

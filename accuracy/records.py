@@ -21,9 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from driftgate.errors import InputError
 
 __all__ = [
-    "SCHEMA_VERSION", "Backends", "BitwiseRecord", "BytesRecord", "CounterRecord", "CrossCheck", "DeltaP", "DriftRecord",
-    "KlRecord", "LayerState", "Manifest", "NoiseFloor", "PerplexityRecord", "PlanRecord", "ProportionRecord", "Results",
-    "RunData", "StateRecord", "TaskRecord", "Verdict", "VerdictRecord", "load_run", "save_run", "write_text",
+    "SCHEMA_VERSION", "Backends", "BitwiseRecord", "BytesRecord", "CounterRecord", "CrossCheck", "DeltaP",
+    "DriftRecord", "KlRecord", "LayerState", "Manifest", "NoiseFloor", "PerplexityRecord", "PlanRecord",
+    "ProportionRecord", "Results", "RunData", "StateRecord", "TaskRecord", "Verdict", "VerdictRecord", "load_run",
+    "save_run", "write_text",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1

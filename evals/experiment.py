@@ -19,7 +19,7 @@ import torch
 
 from driftgate.accuracy.analysis import build_steps, counter_fields, state_record, summarize_plan
 from driftgate.accuracy.certify import certify
-from driftgate.accuracy.crosscheck import CrossCheckJob, CrossCheckOutcome, steps_needed
+from driftgate.accuracy.crosscheck import CrossCheckJob, CrossCheckOutcome, certified, steps_needed
 from driftgate.accuracy.lockstep import LockstepResult, LockstepRunner, Probe
 from driftgate.accuracy.models import LoadedModel
 from driftgate.accuracy.plans import PrecisionPlan
@@ -140,13 +140,17 @@ class Experiment:
             vocab_size=self.loaded.vocab_size,
         )
         probes = [Probe(sequence=q.sequence, position=q.position, token_ids=q.choices) for q in streams.questions]
-        return runner.run(
-            streams.token_ids, probes=probes, record_steps=short, keep_logits=short, progress=progress
-        )
+        return runner.run(streams.token_ids, probes=probes, record_steps=short, keep_logits=short, progress=progress)
 
     def _certify(self, result: LockstepResult) -> list[BitwiseRecord]:
         assert result.recorded is not None
-        return certify(backend=self.backend, recorded=result.recorded, device=str(self.loaded.model.device))
+        plans = self.suite.named_plans()
+        return certify(
+            backend=self.backend,
+            recorded=result.recorded,
+            device=str(self.loaded.model.device),
+            **certified(plans),
+        )
 
     def _assemble(
         self,
@@ -173,9 +177,7 @@ class Experiment:
         results = Results(
             verdict="inconclusive",
             model=self._model_record(),
-            backend=Backends(
-                drift=self.backend.value, tasks=self.backend.value, cross_check=_compare(result, outcome)
-            ),
+            backend=Backends(drift=self.backend.value, tasks=self.backend.value, cross_check=_compare(result, outcome)),
             plans=records,
             bitwise=bitwise,
             noise_floor=NoiseFloor(kl_mean=float(result.noise_kl.mean()), kl_max=float(result.noise_kl.max())),
@@ -248,9 +250,7 @@ def _lockstep_bitwise(result: LockstepResult, plans: dict[str, PrecisionPlan]) -
             equal=result.again is None,
             n_different=0 if result.again is None else 1,
             max_ulp=0,
-            first_different=None
-            if result.again is None
-            else {"step": result.again.step, "layer": result.again.layer},
+            first_different=None if result.again is None else {"step": result.again.step, "layer": result.again.layer},
         )
     ]
     for name, plan in plans.items():
@@ -278,7 +278,11 @@ def _promise(plan: PrecisionPlan) -> str | None:
         return None
     if options.length == 1:
         return "I1"
-    return "I2" if options.readout.value == "exact_readout" and options.fold.value == "exact" and not options.split else None
+    return (
+        "I2"
+        if options.readout.value == "exact_readout" and options.fold.value == "exact" and not options.split
+        else None
+    )
 
 
 def _compare(result: LockstepResult, outcome: CrossCheckOutcome | None) -> CrossCheck | None:
@@ -289,7 +293,8 @@ def _compare(result: LockstepResult, outcome: CrossCheckOutcome | None) -> Cross
         name: float(np.abs(result.first_logits[name][: outcome.steps].astype(np.float64) - logits).max())
         for name, logits in outcome.logits.items()
     }
-    return CrossCheck(steps=outcome.steps, max_abs_difference=max(by_plan.values()), by_plan=by_plan)
+    greatest = float(np.max(list(by_plan.values())))  # NaN stays NaN and is reported as null
+    return CrossCheck(steps=outcome.steps, max_abs_difference=greatest, by_plan=by_plan)
 
 
 def _bytes_record(plan: PrecisionPlan, shape: HeadShape, n_layers: int, activation_bytes: int) -> BytesRecord:

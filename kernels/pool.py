@@ -8,6 +8,7 @@ whatever its buffer holds.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -20,6 +21,14 @@ __all__ = ["StatePool", "StoredStates"]
 
 PAD_SLOT = -1
 _ALIGNMENT = 16
+
+
+def _allocate(n_layers: int, *dims: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros [n_layers, *dims], each layer aligned: a kernel sees one layer, and loads and adds up alike in all."""
+    step = _ALIGNMENT // dtype.itemsize
+    size = math.prod(dims)
+    rows = torch.zeros(n_layers, -(-size // step) * step, dtype=dtype, device=device)
+    return rows[:, :size].view(n_layers, *dims)
 
 
 class StoredStates:
@@ -41,7 +50,8 @@ class StoredStates:
         tensors = encode_rows(fmt, zeros)[:3]
         lead = (n_layers, n_slots, shape.value_heads)
         self.codes, self.block_scales, self.row_scales = (
-            None if t is None else t.expand(*lead, *t.shape[3:]).contiguous() for t in tensors
+            None if t is None else _allocate(*lead, *t.shape[3:], dtype=t.dtype, device=device).copy_(t)
+            for t in tensors
         )
         self.memoise = False
         self._decoded: dict[int, torch.Tensor] = {}
@@ -52,7 +62,7 @@ class StoredStates:
 
     def read(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         """Dequantised states [len(slots), HV, d_v, d_k] float32."""
-        if not self.memoise:
+        if not self.memoise or self.format.name == "fp32":  # FP32 is read as it is stored, there is nothing to keep
             return self._decode(layer, slots)
         if layer not in self._decoded:
             self._decoded[layer] = self._decode(layer, torch.arange(self.codes.shape[1], device=self.codes.device))
@@ -63,7 +73,12 @@ class StoredStates:
         return decode_rows(self.format, *parts, self.shape.d_k)
 
     def write(
-        self, layer: int, slots: torch.Tensor, states: torch.Tensor, *, nonfinite: Literal["raise", "saturate"] = "raise"
+        self,
+        layer: int,
+        slots: torch.Tensor,
+        states: torch.Tensor,
+        *,
+        nonfinite: Literal["raise", "saturate"] = "raise",
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Quantise states [len(slots), HV, d_v, d_k] into their slots, nearest even.
 
@@ -140,7 +155,7 @@ class StatePool:
             return StoredStates(get_format(name), shape, n_layers=n_layers, n_slots=n_slots, device=device)
 
         def buffer(*dims: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.zeros(n_layers, n_slots, *dims, dtype=dtype, device=device)
+            return _allocate(n_layers, n_slots, *dims, dtype=dtype, device=device)
 
         self.checkpoint = stored(options.recurrence)
         self.copy = stored(options.read) if options.split else None

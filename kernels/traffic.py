@@ -41,9 +41,7 @@ def gdn_entry(shape: HeadShape, options: ReplayOptions, *, activation_bytes: int
     correction = (4 if options.buffer == "fp32" else 2) * hv * shape.d_v
     if options.readout is Readout.EXACT_READOUT:
         extra = correction if options.fold is Fold.CACHED else 0
-        return EntryBytes(
-            adds=raw + extra, readout=raw, fold=keys + gates + correction if extra else raw
-        )
+        return EntryBytes(adds=raw + extra, readout=raw, fold=keys + gates + correction if extra else raw)
     if options.fold is Fold.CACHED:
         cached = keys + gates + correction
         return EntryBytes(adds=cached, readout=cached, fold=cached)

@@ -6,7 +6,20 @@ import torch
 
 from driftgate.kernels.pool import StatePool
 
-__all__ = ["check_gates", "check_rows"]
+__all__ = ["check_gates", "check_kind", "check_rows"]
+
+
+def check_kind(pool: StatePool, *, step_by_step: bool) -> None:
+    """Check that a pool belongs to the baseline or to replay: a step of the other kind would ignore buffer and copy.
+
+    Raises:
+        ValueError: says which function the pool is for.
+    """
+    if pool.options.step_by_step is not step_by_step:
+        wanted, other = ("the step-by-step baseline (L = 0)", "replay_step") if step_by_step else (
+            "a replay plan with L >= 1", "decode_step"
+        )  # fmt: skip
+        raise ValueError(f"pool: expected {wanted}, got L = {pool.options.length}; call {other}")
 
 
 def check_rows(pool: StatePool, layer: int, slots: torch.Tensor, pad_slot: int) -> None:
@@ -27,7 +40,7 @@ def check_rows(pool: StatePool, layer: int, slots: torch.Tensor, pad_slot: int) 
         raise ValueError(f"pad_slot: expected a number that is no slot, or 0, got {pad_slot}")
     if slots.device.type == "cpu" and len(slots):
         real = slots[slots != pad_slot]
-        if len(real) and not (0 <= int(real.min()) and int(real.max()) < pool.n_slots):
+        if len(real) and (int(real.min()) < 0 or int(real.max()) >= pool.n_slots):
             raise ValueError(f"slots: expected 0 to {pool.n_slots - 1} or pad_slot {pad_slot}, got {real.tolist()}")
         if len(real) != len(real.unique()):
             raise ValueError(f"slots: expected each slot once, got {real.tolist()}")

@@ -2,22 +2,76 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
 
+settings.register_profile("driftgate", deadline=None, derandomize=True)  # the same examples on every machine
+settings.load_profile("driftgate")
+
 
 def pytest_configure() -> None:
-    """``python -m pytest`` puts this folder first on the path, and transformers then takes kernels/ for another package."""
+    """``python -m pytest`` puts this folder on the path, where transformers takes kernels/ for another package."""
     if any(Path(entry or ".").resolve() == ROOT for entry in sys.path):
         pytest.exit("the repository root is on sys.path; run `pytest`, not `python -m pytest`", returncode=2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip ``gpu`` without a CUDA device and ``long`` without RUN_LONG=1, and say so."""
+    skips = {}
+    if any(item.get_closest_marker("gpu") for item in items):
+        import torch
+
+        if not torch.cuda.is_available():
+            skips["gpu"] = pytest.mark.skip(reason="needs a CUDA device")
+    if os.environ.get("RUN_LONG") != "1":
+        skips["long"] = pytest.mark.skip(reason="set RUN_LONG=1")
+    for item in items:
+        for marker, skip in skips.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> Iterator[Callable[..., object]]:
+    """``interpreted(file, function, **arguments)`` calls a function of a case file under Triton's interpreter.
+
+    One process with TRITON_INTERPRET=1 serves the session; arguments and results are what JSON holds.
+    """
+    command = [
+        sys.executable,
+        "-P",
+        "-W",
+        "error::RuntimeWarning",
+        str(Path(__file__).parent / "interpreter_worker.py"),
+    ]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True) as worker:
+
+        def call(file: str | Path, function: str, **arguments: object) -> object:
+            request = {"file": str(file), "function": function, "arguments": arguments}
+            worker.stdin.write(json.dumps(request) + "\n")
+            worker.stdin.flush()
+            line = worker.stdout.readline()
+            assert line, "the interpreter process died; its standard error says why"
+            reply = json.loads(line)
+            if "error" in reply:
+                pytest.fail(reply["error"], pytrace=False)
+            return reply["result"]
+
+        yield call
+        worker.stdin.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -48,9 +48,7 @@ class Block:
     pool: StatePool = field(init=False)
 
 
-def wrap(
-    model: torch.nn.Module, blocks: Sequence[Block], *, n_sequences: int, backend: Backend
-) -> WrappedModel:
+def wrap(model: torch.nn.Module, blocks: Sequence[Block], *, n_sequences: int, backend: Backend) -> WrappedModel:
     """Give a transformers model one block of rows per plan.
 
     Args:
@@ -123,7 +121,12 @@ class WrappedModel:
     def make_pool(self, options: ReplayOptions, *, n_slots: int) -> StatePool:
         """A pool of this model's shape on its device."""
         pool = StatePool(
-            self.shape, options, n_slots=n_slots, n_layers=self.n_layers, activation_dtype=self.dtype, device=self.device
+            self.shape,
+            options,
+            n_slots=n_slots,
+            n_layers=self.n_layers,
+            activation_dtype=self.dtype,
+            device=self.device,
         )
         if self.backend is Backend.TORCH:
             pool.memoise_reads()
@@ -144,7 +147,7 @@ class WrappedModel:
             raise ValueError(f"token_ids: expected {self.n_sequences} sequences, got {n}")
         positions = torch.arange(length, device=self.device).expand(n, -1)
         out = self.model(input_ids=token_ids, position_ids=positions, use_cache=True, logits_to_keep=1)
-        self._cache = out["cache"] if "cache" in out else out.past_key_values
+        self._cache = out["cache" if "cache" in out else "past_key_values"]
         for layer, index in enumerate(self.layer_indices):
             states = self._cache.layers[index].recurrent_states[0].transpose(-1, -2).float()
             for block in self.blocks:

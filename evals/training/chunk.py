@@ -53,7 +53,8 @@ class _InvertUnitLower(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (inverse,) = ctx.saved_tensors
         turned = inverse.transpose(-1, -2)
-        return (-(turned @ grads[0] @ turned)).tril(-1)
+        gradient: Tensor = turned @ grads[0] @ turned
+        return (-gradient).tril(-1)
 
 
 def invert_unit_lower(lower: Tensor) -> Tensor:

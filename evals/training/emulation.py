@@ -32,7 +32,7 @@ def quantize_nvfp4_rows(x: Tensor) -> Tensor:
     """NVFP4 along the last axis, blocks of 16, one FP32 second level per row; returns dequantised FP32."""
     amax = x.abs().amax(-1, keepdim=True)
     encode = torch.where(amax > 0, 2688.0 / amax.clamp_min(1e-37), torch.ones_like(amax))
-    block = x.unflatten(-1, (-1, 16))
+    block = x.reshape(*x.shape[:-1], -1, 16)
     scale = (block.abs().amax(-1, keepdim=True) * (encode / 6.0)[..., None]).clamp_max(448.0)
     step = scale.to(torch.float8_e4m3fn).float() / encode[..., None]
     inverse = torch.where(step > 0, 1.0 / step.clamp_min(1e-37), torch.full_like(step, 3e38))
@@ -146,19 +146,17 @@ class _Emulator:
 
 @contextmanager
 def _installed(model: Any, emulator: _Emulator) -> Iterator[None]:
-    module = sys.modules[type(model).__module__]
-    original = module.torch_recurrent_gated_delta_rule  # type: ignore[attr-defined]
-    module.torch_recurrent_gated_delta_rule = emulator  # type: ignore[attr-defined]
+    module: Any = sys.modules[type(model).__module__]
+    original = module.torch_recurrent_gated_delta_rule
+    module.torch_recurrent_gated_delta_rule = emulator
     try:
         yield
     finally:
-        module.torch_recurrent_gated_delta_rule = original  # type: ignore[attr-defined]
+        module.torch_recurrent_gated_delta_rule = original
 
 
 @torch.no_grad()
-def decode_logits(
-    model: Any, token_ids: Tensor, plans: Sequence[EmulatedPlan] = PLANS
-) -> Iterator[tuple[int, Tensor]]:
+def decode_logits(model: Any, token_ids: Tensor, plans: Sequence[EmulatedPlan] = PLANS) -> Iterator[tuple[int, Tensor]]:
     """Yield (position, logits [plans, sequences, vocabulary]) for teacher-forced decoding of token_ids [S, T].
 
     The first token is prefilled; logits at position p predict token p + 1.
@@ -174,6 +172,6 @@ def decode_logits(
             kept = getattr(outputs, name)
             outputs = model(rows[:, position : position + 1], use_cache=True, **{name: kept})
             emulator.step += 1
-            yield position, outputs.logits[:, -1].float().unflatten(0, (len(plans), n_sequences))
+            yield position, outputs.logits[:, -1].float().reshape(len(plans), n_sequences, -1)
     if emulator.calls != n_layers * (length - 1):
         raise RuntimeError(f"the emulator saw {emulator.calls} calls, expected {n_layers * (length - 1)}")

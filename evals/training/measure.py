@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ def _choices(streams: StreamBatch, rng: np.random.Generator) -> np.ndarray[Any, 
     for b in range(count):
         for q in range(n_questions):
             gold = streams.answers[b, q]
-            pool = SIGNS if streams.is_tracking[b, q] else rng.permutation(DIGITS)
+            pool = rng.permutation(DIGITS if gold in DIGITS else SIGNS)
             choices[b, q] = [gold, *[x for x in pool if x != gold][:3]]
     return choices
 
@@ -52,8 +53,8 @@ def measure_plans(
         logp = torch.log_softmax(logits.double(), -1)
         gap = (logp[:1].exp() * (logp[:1] - logp)).sum(-1)
         same = logits.argmax(-1) == logits[:1].argmax(-1)
-        kl[position] = gap.unflatten(1, (len(layouts), n_sequences)).mean(-1)
-        top[position] = same.double().unflatten(1, (len(layouts), n_sequences)).mean(-1)
+        kl[position] = gap.reshape(n_plans, len(layouts), n_sequences).mean(-1)
+        top[position] = same.double().reshape(n_plans, len(layouts), n_sequences).mean(-1)
         moved = torch.maximum(moved, (logits - logits[:1]).abs().amax((1, 2)))
         for i, batch in enumerate(batches):
             asked = np.flatnonzero(batch.answer_positions == position + 1)
@@ -101,6 +102,6 @@ def _summarise(right: Any, batch: StreamBatch, kl: torch.Tensor, top: torch.Tens
                 accuracy(tracking & (share >= low) & (share < high)),
                 accuracy(tracking & batch.late & (share >= low) & (share < high)),
             ]
-            for low, high in zip(cuts, cuts[1:], strict=False)
+            for low, high in itertools.pairwise(cuts)
         },
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,13 @@ CURRICULUM: tuple[tuple[float, tuple[int, ...]], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureOptions:
-    """Knobs of the mixture: tokens a batch, shares of late and early groups, chance of rewrites in a stream."""
+    """Knobs of the mixture.
 
-    batch_tokens: int = 65_536
-    longest: int = 4096
+    Tokens a batch, shares of late and early groups, and the chance that a stream has
+    rewrites.
+    """
+
+    batch_tokens: int = 24_576
     late_share: float = 0.4
     early_share: float = 0.2
     rewrite_chance: float = 0.4
@@ -46,7 +49,7 @@ class Batch:
 def draw_layout(rng: np.random.Generator, progress: float, options: MixtureOptions) -> StreamLayout:
     """A random layout for this part (0 to 1) of the training."""
     lengths = next(lengths for limit, lengths in CURRICULUM if progress < limit)
-    length = min(int(rng.choice(lengths)), options.longest)
+    length = int(rng.choice(lengths))
     most_groups = int(np.clip(length // 32, 3, 24))
     most_pairs = int(np.clip(length // 28, 4, 20))
     rewritten = progress > 0.2 and rng.random() < options.rewrite_chance
@@ -82,7 +85,9 @@ def _fill(queue: Any, seed: int, worker: int, progress: Any, options: MixtureOpt
         queue.put((streams.token_ids.astype(np.int16), streams.answer_positions, streams.is_tracking))
 
 
-def stream_batches(*, seed: int, options: MixtureOptions, progress: Any, n_workers: int = 2) -> Iterator[Batch]:
+def stream_batches(
+    *, seed: int, options: MixtureOptions, progress: Any, n_workers: int = 2
+) -> Generator[Batch, None, None]:
     """Endless batches from worker processes; ``progress`` is a shared double that the trainer moves from 0 to 1."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue(maxsize=3)

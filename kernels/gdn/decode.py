@@ -16,7 +16,7 @@ import triton.language as tl
 from driftgate.kernels.contract import Backend, Fold, Readout
 from driftgate.kernels.launch import Launch, choose_launch
 from driftgate.kernels.pool import PAD_SLOT, StatePool, StoredStates
-from driftgate.kernels.validate import check_gates, check_rows
+from driftgate.kernels.validate import check_gates, check_kind, check_rows
 from driftgate.quant.device import FORMAT_IDS, load_tile, round_trip_tile, store_tile
 
 __all__ = ["decode_step", "flush_now", "replay_step", "require"]
@@ -51,7 +51,7 @@ def load_vector(p, o, N: tl.constexpr, NORMALISE: tl.constexpr):
 def load_buffered(p, h, n, ROW: tl.constexpr, BL: tl.constexpr, BN: tl.constexpr):
     """The first h vectors of a buffer and of each the first n elements, ROW apart: float32 [BL, BN], else 0.
 
-    Loaded as [BL, BN/8, 8]: a load of [BL, BN] could have the shape of the state's tile and would then choose its layout.
+    Loaded as [BL, BN/8, 8]: a load of [BL, BN] may have the shape of the state's tile and would then choose its layout.
     """
     o_l = tl.arange(0, BL)[:, None, None]
     o_n = tl.arange(0, BN // 8)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
@@ -62,7 +62,8 @@ def load_buffered(p, h, n, ROW: tl.constexpr, BL: tl.constexpr, BN: tl.constexpr
 @triton.jit
 def fold_buffer(
     b_S, h, p_keys, p_values, p_log_decay, p_betas, p_corrections, o_v, o_k,
-    DV: tl.constexpr, DK: tl.constexpr, NORMALISE: tl.constexpr, EXACT: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
+    DV: tl.constexpr, DK: tl.constexpr, NORMALISE: tl.constexpr, EXACT: tl.constexpr,
+    BV: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Bring a state over h buffered steps: as the baseline takes them (EXACT), or with the corrections û as stored."""
     for j in range(0, h):
@@ -148,7 +149,7 @@ def replay_kernel(
     else:
         if h == 0:
             return
-        flushing = True
+        flushing: tl.constexpr = True
 
     p_codes = codes + slot * codes_slot + i_hv * (DV * ROW)
     p_blocks = block_scales + slot * blocks_slot + i_hv * (DV * BLOCKS)
@@ -271,9 +272,12 @@ def decode_step(
     Raises:
         ValueError: an argument that does not fit; nothing is written.
     """
+    check_kind(pool, step_by_step=True)
     if alternative:
         launch = choose_launch(pool.shape, interpreted=INTERPRETED, alternative=True)
-    launch, grid, inputs, out, common = _prepare(q, k, v, g, beta, pool, layer, slots, pad_slot, scale, qk_l2norm, launch)
+    launch, grid, inputs, out, common = _prepare(
+        q, k, v, g, beta, pool, layer, slots, pad_slot, scale, qk_l2norm, launch
+    )
     if grid[0]:
         decode_kernel[grid](
             *inputs, out, slots, pool.error, *_stored(pool.checkpoint, layer)[:6], common.pop("scale"),
@@ -303,17 +307,16 @@ def replay_step(
     and writes checkpoint and copy (the copy from what the checkpoint reads back as). Any other step reads the copy,
     or the checkpoint where there is none, and writes its buffer entry only. Arguments, result, errors: ``decode_step``.
     """
-    if pool.options.step_by_step:
-        raise ValueError("pool: expected a replay plan with L >= 1, got the step-by-step baseline; call decode_step")
-    launch, grid, inputs, out, common = _prepare(q, k, v, g, beta, pool, layer, slots, pad_slot, scale, qk_l2norm, launch)
+    check_kind(pool, step_by_step=False)
+    launch, grid, inputs, out, common = _prepare(
+        q, k, v, g, beta, pool, layer, slots, pad_slot, scale, qk_l2norm, launch
+    )
     if grid[0]:
         _launch_replay(pool, layer, slots, inputs, out, grid, common, launch, take_step=True)
     return out
 
 
-def flush_now(
-    pool: StatePool, slots: torch.Tensor, *, qk_l2norm: bool = True, launch: Launch | None = None
-) -> None:
+def flush_now(pool: StatePool, slots: torch.Tensor, *, qk_l2norm: bool = True, launch: Launch | None = None) -> None:
     """Fold the buffers of slots [n] without a step, in every layer; a slot at cursor 0 is left as it is.
 
     For prefix snapshots and prompt continuation. Requantising is not idempotent to the bit, hence the exception.
@@ -352,7 +355,9 @@ def _launch_replay(pool, layer, slots, inputs, out, grid, common, launch, *, tak
     copy = pool.copy if pool.copy is not None else pool.checkpoint
     copy_constants = {f"COPY_{name}": value for name, value in _stored_constants(copy).items()}
     dummy = pool.log_decay
-    buffers = [dummy if b is None else b[layer] for b in (pool.keys, pool.values, pool.log_decay, pool.beta, pool.corrections)]
+    buffers = [
+        dummy if b is None else b[layer] for b in (pool.keys, pool.values, pool.log_decay, pool.beta, pool.corrections)
+    ]
     replay_kernel[grid](
         *inputs, out, slots, pool.cursor, pool.flush, pool.error,
         *_stored(pool.checkpoint, layer), *_stored(copy, layer), *buffers, common.pop("scale"),

@@ -14,7 +14,7 @@ import torch
 
 from driftgate.kernels.contract import Fold, Readout
 from driftgate.kernels.pool import PAD_SLOT, StatePool, StoredStates
-from driftgate.kernels.validate import check_gates, check_rows
+from driftgate.kernels.validate import check_gates, check_kind, check_rows
 
 __all__ = ["decode_step", "flush_now", "normalise", "replay_step", "step"]
 
@@ -22,7 +22,7 @@ EPSILON = 1e-6
 
 
 def normalise(x: torch.Tensor) -> torch.Tensor:
-    """x / sqrt(sum x² + 1e-6) along the last axis."""
+    """Divide by sqrt(sum x² + 1e-6) along the last axis."""
     return x * (1.0 / torch.sqrt((x * x).sum(-1, keepdim=True) + EPSILON))
 
 
@@ -75,6 +75,7 @@ def decode_step(
 
     ``alternative`` adds in another order (a matrix product), for the noise floor.
     """
+    check_kind(pool, step_by_step=True)
     rows = _Rows(q, k, v, g, beta, pool, layer, slots, pad_slot, scale, qk_l2norm, compute_dtype)
     if rows.any:
         state, _ = step(rows.load(pool.checkpoint), rows.k, rows.v, rows.g, rows.beta, by_matmul=alternative)
@@ -99,6 +100,7 @@ def replay_step(
     compute_dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Replay step, a flush where ``pool.flush`` says so. Arguments and result as ``decode.replay_step``."""
+    check_kind(pool, step_by_step=False)
     rows = _Rows(q, k, v, g, beta, pool, layer, slots, pad_slot, scale, qk_l2norm, compute_dtype)
     if not rows.any:
         return rows.out
