@@ -170,9 +170,7 @@ def _main(path: Path) -> None:
     steps = tokens.shape[1] - job["prefill"]
     result = runner.run(tokens, record_steps=steps, keep_logits=steps)
     assert result.recorded is not None
-    bitwise = certify(
-        backend=Backend.TRITON_INTERPRET, recorded=shorten(result.recorded), **certified(plans)
-    )
+    bitwise = certify(backend=Backend.TRITON_INTERPRET, recorded=shorten(result.recorded), **certified(plans))
     names = list(result.first_logits)
     np.savez(path / "logits.npz", **{f"plan{i}": result.first_logits[n] for i, n in enumerate(names)})
     report = {

@@ -163,9 +163,7 @@ def _checked_positions(positions: object, n_steps: int) -> Integers:
     return places.astype(np.int64)
 
 
-def _fit(
-    steps: Steps, reference: Steps | None, places: Integers, *, first: int, last: int, cycle: int
-) -> _Fit | None:
+def _fit(steps: Steps, reference: Steps | None, places: Integers, *, first: int, last: int, cycle: int) -> _Fit | None:
     """Slope over positions first … last-1, cut to whole cycles; None below three usable bins."""
     last = last // cycle * cycle
     if last - first < 3 * cycle:
@@ -196,9 +194,7 @@ def _fit(
     return _Fit(slope, t_interval(pseudo, confidence=0.95), t_interval(pseudo, confidence=0.90))
 
 
-def _bin_sums(
-    steps: Steps, bins: Integers, kept: list[int], rows: NDArray[np.bool_]
-) -> tuple[Floats, Floats]:
+def _bin_sums(steps: Steps, bins: Integers, kept: list[int], rows: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Sums and counts [n_sequences, n_bins] over the valid steps of each bin."""
     values = np.where(steps.valid, steps.values, 0.0)[rows]
     valid = steps.valid[rows]

@@ -45,11 +45,15 @@ class Probe:
 
 @dataclass(kw_only=True)
 class Counters:
-    """Events of one plan, counted per (row, layer, step) where its kernel was called."""
+    """Events of one plan, counted per (row, layer, step) where its kernel was called.
+
+    ``nonfinite_states`` counts sequences in which a state with NaN or infinity was stored.
+    """
 
     low_precision_reads: int = 0
     flushes: int = 0
     requantizations: int = 0
+    nonfinite_states: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,6 @@ class LockstepResult:
         counters, state: by plan; state holds one entry per recurrent layer.
         layer_indices: decoder-layer index of each recurrent layer.
         again: where the A/A block differed, None if nowhere.
-        errors: by plan, whether a non-finite element was quantised.
         recorded: inputs of the recurrent layers for the first sequence, where asked for.
         first_logits: by plan and for the baseline, logits of the first sequence [n_kept, vocab] where asked for.
     """
@@ -100,7 +103,6 @@ class LockstepResult:
     state: dict[str, list[StateSums]]
     layer_indices: list[int]
     again: Mismatch | None
-    errors: dict[str, bool]
     recorded: RecordedInputs | None
     first_logits: dict[str, np.ndarray]
 
@@ -331,18 +333,20 @@ class _Columns:
             different_logits={n: different[i] for i, n in plans},
             n_logits=self.n_logits,
             probes={n: probes[i] for i, n in scored},
-            counters={n: _count(blocks[i].options, stacked["flush"][i], n_layers) for i, n in plans},
+            counters={
+                n: _count(blocks[i].options, stacked["flush"][i], n_layers, blocks[i].pool.error[: self.batch.n_used])
+                for i, n in plans
+            },
             state={n: observer.sums(i) for i, n in plans},
             layer_indices=self.batch.wrapped.layer_indices,
             again=again.mismatch(),
-            errors={n: bool(blocks[i].pool.error[: self.batch.n_used].any()) for i, n in plans},
             recorded=recorder.recorded(),
             first_logits={} if kept is None else {n: kept[i] for i, n in scored},
         )
 
 
-def _count(options: ReplayOptions, flush: np.ndarray, n_layers: int) -> Counters:
-    """Counters of a plan from its flush flags [sequences, steps]; see the contract for what counts."""
+def _count(options: ReplayOptions, flush: np.ndarray, n_layers: int, error: torch.Tensor) -> Counters:
+    """Counters of a plan from its flush flags [sequences, steps] and error words [sequences]."""
     low_read = get_format(options.read).low_precision
     low_recurrence = get_format(options.recurrence).low_precision
     flushes = int(flush.sum()) * n_layers
@@ -351,6 +355,7 @@ def _count(options: ReplayOptions, flush: np.ndarray, n_layers: int) -> Counters
         low_precision_reads=others * low_read + flushes * low_recurrence,
         flushes=flushes,
         requantizations=flushes * (low_recurrence or (options.split and low_read)),
+        nonfinite_states=int((error != 0).sum()),
     )
 
 
@@ -390,7 +395,6 @@ def _join(parts: list[LockstepResult], order: np.ndarray) -> LockstepResult:
         state=first.state,
         layer_indices=first.layer_indices,
         again=next((r.again for r in parts if r.again is not None), None),
-        errors={n: any(r.errors[n] for r in parts) for n in first.errors},
         recorded=first.recorded,
         first_logits=first.first_logits,
     )

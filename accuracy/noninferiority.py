@@ -165,9 +165,7 @@ def _checked(d: object, clusters: object) -> tuple[Floats, Integers | None]:
         return values, None
     labels = np.asarray(clusters)
     if labels.shape != values.shape:
-        raise ValueError(
-            f"clusters: expected one label for each of {values.size} items, got shape {labels.shape}"
-        )
+        raise ValueError(f"clusters: expected one label for each of {values.size} items, got shape {labels.shape}")
     return values, np.unique(labels, return_inverse=True)[1].astype(np.int64)
 
 
@@ -184,9 +182,7 @@ def _least_error(holds: Callable[[float], bool]) -> float:
     least = 1e-15
     if holds(least):
         return least
-    root = brentq(
-        lambda power: 1.0 if holds(math.exp(power)) else -1.0, math.log(least), math.log(0.49), xtol=1e-9
-    )
+    root = brentq(lambda power: 1.0 if holds(math.exp(power)) else -1.0, math.log(least), math.log(0.49), xtol=1e-9)
     return math.exp(float(root))
 
 
@@ -264,9 +260,7 @@ class HolmResult:
     passes: bool
 
 
-def holm_over_plans(
-    p_pass: Mapping[str, Mapping[str, float]], *, alpha: float = 0.05
-) -> dict[str, HolmResult]:
+def holm_over_plans(p_pass: Mapping[str, Mapping[str, float]], *, alpha: float = 0.05) -> dict[str, HolmResult]:
     """Several plans x tasks: a plan passes when all its tasks do, so its p is the greatest; Holm over plans.
 
     Intersection-union within a plan needs no correction [Berger 1982]; over plans ``statsmodels``

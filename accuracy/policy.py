@@ -1,7 +1,7 @@
 """Policies: named checks with limits and reasons, and the verdicts they give on a run.
 
-Notable: verdicts compare one-sided 95 % bounds with limits; a bound equal to the limit passes; what cannot be decided is
-INCONCLUSIVE, what was not measured the way the plan says is INVALID, and neither is a pass. Controls are not gated: one
+Notable: verdicts compare one-sided 95 % bounds with limits; a bound equal to the limit passes; what cannot be decided
+is INCONCLUSIVE, what was not measured the way the plan says is INVALID, and neither is a pass. Controls are not gated: one
 that cannot be told from the baseline makes the checks of its kind inconclusive instead. Everything is computed from the
 stored frames, so that a run gates the same way later.
 """
@@ -14,16 +14,18 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from driftgate.accuracy.analysis import PlanStatistics, summarize_plan
 from driftgate.accuracy.items import BASELINE, compare_items
+from driftgate.accuracy.kl_summary import N_EFFECTIVE_MIN, SD_LN_MAX, KlSummary, summarize_kl
 from driftgate.accuracy.noninferiority import PairedVerdict, above_chance, holm_over_plans
 from driftgate.accuracy.plans import PrecisionPlan
 from driftgate.accuracy.records import PlanRecord, RunData, Verdict, VerdictRecord
-from driftgate.accuracy.resampling import form_units, t_interval
-from driftgate.accuracy.statistics import SD_LN_MAX, quantile_interval
+from driftgate.accuracy.resampling import Steps, form_units, t_interval
+from driftgate.accuracy.statistics import quantile_interval
 from driftgate.errors import InputError
 from driftgate.quant.formats import get_format
 
@@ -111,7 +113,9 @@ def decide(data: RunData, policy: Policy) -> None:
     verdicts = [v for check in policy.checks if check.check == "bitwise" for v in _check_bitwise(data, check)]
     again = [b for b in results.bitwise if b.invariant == "A/A" and not b.equal]
     if again and not any(v.verdict == "fail" for v in verdicts):
-        verdicts.append(_verdict(BASELINE, "bitwise", "fail", f"the baseline differs from itself: {again[0].first_different}"))
+        verdicts.append(
+            _verdict(BASELINE, "bitwise", "fail", f"the baseline differs from itself: {again[0].first_different}")
+        )
     blind = _blind_controls(data)
     candidates = {n: p for n, p in results.plans.items() if p.role == "candidate"}
     for name, record in candidates.items():
@@ -128,7 +132,9 @@ def decide(data: RunData, policy: Policy) -> None:
         if check.check == "task_loss":
             verdicts += _check_tasks(data, candidates, check)
     for control in blind:
-        reason = f"no_sensitivity: its mean KL is not above {SENSITIVITY:g} x the noise floor; this run cannot see drift"
+        reason = (
+            f"no_sensitivity: its mean KL is not above {SENSITIVITY:g} x the noise floor; this run cannot see drift"
+        )
         verdicts.append(_verdict(control, "sensitivity", "inconclusive", reason))
     results.verdicts = verdicts
     kinds = {v.verdict for v in verdicts}
@@ -167,9 +173,15 @@ def _verdict(
 
 
 def _compare(
-    subject: _Subject, check: Check, low: float | None, high: float | None, *, at_least: bool = False, blocked: str | None = None
+    subject: _Subject,
+    check: Check,
+    low: float | None,
+    high: float | None,
+    blocked: str | None = None,
+    *,
+    at_least: bool = False,
 ) -> VerdictRecord:
-    """Three-way comparison of the one-sided bounds [low, high] with the limit."""
+    """Three-way comparison of the one-sided bounds [low, high] with the limit; ``blocked`` says why none may pass."""
     limit = check.limit
     assert limit is not None
     inner, outer = (low, high) if at_least else (high, low)
@@ -190,34 +202,41 @@ def _compare(
 
 
 def _check_kl_mean(subject: _Subject, check: Check) -> VerdictRecord:
-    """Bounds of the token mean; heavy-tailed KL over several sequences takes the wider 99.5 % bounds (see below)."""
+    """Bounds of the token mean; where the drift law is ``growing``, of its last quarter, never of the whole."""
     kl, law = subject.statistics.kl, subject.statistics.law
     if kl.n_nonfinite:
         reason = f"{kl.n_nonfinite} steps are not finite, the first is step {kl.first_nonfinite_step}"
         return _verdict(subject.name, check.check, "fail", reason, limit=check.limit)
-    low, high, blocked = kl.lower_95, kl.upper_95, kl.pass_blocked
     if kl.max == 0.0:
         return _compare(subject, check, 0.0, 0.0)
-    if blocked and kl.sd_ln is not None and kl.sd_ln > SD_LN_MAX and kl.n_sequences >= HEAVY_SEQUENCES:
-        low, high, blocked = *_heavy_bounds(subject), None
-    if law.law == "growing":
-        blocked = "drift law is growing: no interval of the overall mean decides, see drift_slope"
-    return _compare(subject, check, low, high, blocked=blocked)
+    if law.law != "growing":
+        return _compare(subject, check, *_kl_bounds(kl, _kl_matrix(subject)))
+    late = _kl_matrix(subject)[:, -(-3 * kl.n_steps // (4 * kl.n_sequences)) :]
+    verdict = _compare(subject, check, *_kl_bounds(summarize_kl(late), late))
+    note = "drift law is growing, so the last quarter of the positions decides and nothing is said beyond them; "
+    return verdict.model_copy(update={"reason": note + verdict.reason})
 
 
-HEAVY_SEQUENCES = 8
-"""Sequences from which the wider bounds of a heavy-tailed KL hold; tests/test_policy.py simulates their coverage."""
+HEAVY_SEQUENCES, HEAVY_SD = 8, 2.0
+"""Where the wider bounds of a heavy-tailed KL hold: at least so many sequences, sd(ln KL) at most so great; one-sided
+99.5 % bounds cover 96 to 99 % there (300 runs of AR(1) = 0.8 steps; tests/test_policy.py repeats the simulation)."""
 
 
-def _heavy_bounds(subject: _Subject) -> tuple[float | None, float | None]:
-    """One-sided 99.5 % t bounds on sequence means, for sd(ln KL) above 1, where 95 % ones cover too little."""
-    from driftgate.accuracy.resampling import Steps
-
+def _kl_matrix(subject: _Subject) -> np.ndarray:
+    """KL of a plan, [n_sequences, n_steps]."""
     frame = subject.data.steps
     own = frame[frame["plan"] == subject.name]
-    values = own["kl"].to_numpy().reshape(own["sequence"].nunique(), -1)
+    return own["kl"].to_numpy().reshape(own["sequence"].nunique(), -1)
+
+
+def _kl_bounds(kl: KlSummary, values: np.ndarray) -> tuple[float | None, float | None, str | None]:
+    """One-sided bounds of the mean, and what blocks a pass: 95 %, or 99.5 % where KL is heavy-tailed."""
+    heavy = kl.sd_ln is not None and SD_LN_MAX < kl.sd_ln <= HEAVY_SD and kl.n_sequences >= HEAVY_SEQUENCES
+    enough = kl.n_effective is not None and kl.n_effective >= N_EFFECTIVE_MIN
+    if not (heavy and enough):
+        return kl.lower_95, kl.upper_95, kl.pass_blocked
     interval = t_interval(form_units(Steps.of(values, None, name="kl")).values, confidence=0.99)
-    return (None, None) if interval is None else (max(0.0, interval.low), interval.high)
+    return (None, None, kl.pass_blocked) if interval is None else (max(0.0, interval.low), interval.high, None)
 
 
 def _check_p99_9(subject: _Subject, check: Check) -> VerdictRecord:
@@ -239,14 +258,18 @@ def _check_ppl(subject: _Subject, check: Check) -> VerdictRecord:
 
 def _check_slope(subject: _Subject, check: Check) -> VerdictRecord:
     law = subject.statistics.law
-    return _compare(subject, check, law.slope_lower_95, law.slope_upper_95, blocked=None if law.slope is not None else law.reason)
+    return _compare(
+        subject, check, law.slope_lower_95, law.slope_upper_95, blocked=None if law.slope is not None else law.reason
+    )
 
 
 def _check_checkpoint(subject: _Subject, check: Check) -> VerdictRecord:
     """Greatest layer mean: measured on one sequence without an interval, so it passes or fails."""
     errors = [layer.checkpoint_error for layer in subject.record.state.layers]
     if not errors or any(e is None for e in errors):
-        return _verdict(subject.name, check.check, "inconclusive", "no flush was observed; run more steps than L", limit=check.limit)
+        return _verdict(
+            subject.name, check.check, "inconclusive", "no flush was observed; run more steps than L", limit=check.limit
+        )
     worst = max(e for e in errors if e is not None)
     return _compare(subject, check, worst, worst)
 
@@ -262,9 +285,12 @@ _CHECKS: dict[str, Callable[[_Subject, Check], VerdictRecord]] = {
 
 
 def _overrule(verdict: VerdictRecord, record: PlanRecord, invalid: str | None, blind: list[str]) -> VerdictRecord:
-    """What outweighs a drift check: figures of another plan than named, non-finite steps, a run that cannot see drift."""
+    """What outweighs a drift check: another plan was measured, steps are not finite, the run cannot see drift."""
     if invalid is not None:
         return verdict.model_copy(update={"verdict": "invalid", "reason": invalid})
+    if record.counters.nonfinite_states:
+        reason = f"{record.counters.nonfinite_states} sequences had NaN or infinity in a state that was stored"
+        return verdict.model_copy(update={"verdict": "fail", "reason": reason})
     if record.kl.n_nonfinite and verdict.verdict != "fail":
         reason = f"{record.kl.n_nonfinite} steps are not finite, the first is step {record.kl.first_nonfinite_step}"
         return verdict.model_copy(update={"verdict": "fail", "reason": reason})
@@ -307,9 +333,7 @@ def _check_tasks(data: RunData, candidates: dict[str, PlanRecord], check: Check)
             record.tasks[task].verdict = verdict
             value = found.fail_bound if found.verdict == "fail" else found.bound
             text = f"{reason}: {check.reason}" if verdict in ("pass", "fail") else reason
-            verdicts.append(
-                _verdict(name, f"task_loss:{task}", verdict, text, value=100 * value, limit=check.margin)
-            )
+            verdicts.append(_verdict(name, f"task_loss:{task}", verdict, text, value=100 * value, limit=check.margin))
     return verdicts
 
 

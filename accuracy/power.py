@@ -87,9 +87,7 @@ def simulate_differences(
     if min(n_clusters, per_cluster, repeats, replicates) < 1:
         raise ValueError("n_clusters, per_cluster, repeats, replicates: expected at least 1 each")
     if min(lost_rate, gained_rate) < 0.0 or lost_rate + gained_rate > 1.0 or not 0.0 <= icc < 1.0:
-        raise ValueError(
-            f"flip_rate, true_loss, icc: expected rates within 0 … 1, got {flip_rate}, {true_loss}, {icc}"
-        )
+        raise ValueError(f"flip_rate, true_loss, icc: expected rates within 0 … 1, got {flip_rate}, {true_loss}, {icc}")
     rng = np.random.default_rng(seed)
     shape = (replicates, n_clusters)
     lost_of = np.repeat(_stream_rates(rng, lost_rate, icc, shape), per_cluster, axis=1)

@@ -170,11 +170,15 @@ class StateRecord(Record):
 
 
 class CounterRecord(Record):
-    """Events counted per (row, layer, step); prefill counts as nothing."""
+    """Events counted per (row, layer, step); prefill counts as nothing.
+
+    ``nonfinite_states`` counts sequences in which a state with NaN or infinity was stored.
+    """
 
     low_precision_reads: int
     flushes: int
     requantizations: int
+    nonfinite_states: int = 0
 
 
 class BytesRecord(Record):

@@ -61,6 +61,7 @@ def _answer(streams: Streams, logits: np.ndarray, plan: str) -> pd.DataFrame:
             }
         )
     columns = (
-        "plan", "task", "item_id", "repeat", "answer", "gold", "correct", "n_tokens", "capped", "parse_reason", "stream",
+        "plan", "task", "item_id", "repeat", "answer", "gold", "correct", "n_tokens", "capped", "parse_reason",
+        "stream",
     )  # fmt: skip
     return pd.DataFrame(rows, columns=columns)

@@ -119,13 +119,22 @@ def load_suite(name: str) -> Suite:
 
 
 def merge_plans(suite: Suite, plans: Sequence[str], controls: Sequence[str]) -> tuple[PlanEntry, ...] | None:
-    """Plans of the command line in place of the suite's; None where none are given."""
+    """Plans of the command line in place of the suite's of the same role; None where none are given.
+
+    The suite's controls stay unless others are named: without one, a run cannot show that it sees drift.
+    """
     if not plans and not controls:
         return None
-    return tuple(
-        [PlanEntry(plan=str(PrecisionPlan.parse(p))) for p in plans]
-        + [PlanEntry(plan=str(PrecisionPlan.parse(p)), role="control") for p in controls]
-    ) + (() if plans else tuple(e for e in suite.plans if e.role == "candidate"))
+    chosen = {
+        "candidate": tuple(PlanEntry(plan=str(PrecisionPlan.parse(p))) for p in plans),
+        "control": tuple(PlanEntry(plan=str(PrecisionPlan.parse(p)), role="control") for p in controls),
+    }
+    named = {entry.plan for entries in chosen.values() for entry in entries}
+    kept = {
+        role: entries or tuple(e for e in suite.plans if e.role == role and str(e.parsed()) not in named)
+        for role, entries in chosen.items()
+    }
+    return kept["candidate"] + kept["control"]
 
 
 def _validate(fields: dict[str, Any], where: str, error_kind: type[DriftgateError]) -> Suite:

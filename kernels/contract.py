@@ -98,9 +98,7 @@ class ReplayOptions:
         object.__setattr__(self, "recurrence", recurrence.name)
         object.__setattr__(self, "read", read.name)
         if read.bits > recurrence.bits:
-            raise ValueError(
-                f"read: expected a format no wider than recurrence = {recurrence.name}, got {read.name}"
-            )
+            raise ValueError(f"read: expected a format no wider than recurrence = {recurrence.name}, got {read.name}")
         if self.length < 0 or self.track < 0:
             raise ValueError(f"length and track: expected 0 or more, got {self.length} and {self.track}")
         if self.length == 0 and self.split:
@@ -121,16 +119,12 @@ class ReplayOptions:
     @property
     def keeps_corrections(self) -> bool:
         """Whether the buffer holds û."""
-        return not self.step_by_step and (
-            self.readout is Readout.OUTPUT_ONLY or self.fold is Fold.CACHED
-        )
+        return not self.step_by_step and (self.readout is Readout.OUTPUT_ONLY or self.fold is Fold.CACHED)
 
     @property
     def keeps_inputs(self) -> bool:
         """Whether the buffer holds v and β beside k and g."""
-        return not self.step_by_step and (
-            self.readout is Readout.EXACT_READOUT or self.fold is Fold.EXACT
-        )
+        return not self.step_by_step and (self.readout is Readout.EXACT_READOUT or self.fold is Fold.EXACT)
 
     @property
     def places(self) -> int:

@@ -161,9 +161,7 @@ def _values(handle: Any) -> np.ndarray:
 
 def _refuse(condition: bool, what: str) -> None:
     if condition:
-        raise NotImplementedError(
-            f"Triton's interpreter gives wrong values for {what}; convert to float32 first"
-        )
+        raise NotImplementedError(f"Triton's interpreter gives wrong values for {what}; convert to float32 first")
 
 
 def _correct_conversions(interpreter: Any) -> None:
@@ -190,9 +188,7 @@ def _correct_conversions(interpreter: Any) -> None:
 
     builder.cast_impl = convert
     builder.create_fp_to_fp = convert_float
-    builder.get_bf16 = lambda self, value: handle_of(
-        _RAW["bf16"].encode(np.array([value])), interpreter.tl.bfloat16
-    )
+    builder.get_bf16 = lambda self, value: handle_of(_RAW["bf16"].encode(np.array([value])), interpreter.tl.bfloat16)
 
 
 def _correct_arithmetic(interpreter: Any) -> None:

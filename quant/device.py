@@ -102,7 +102,8 @@ def load_tile(
         if D_K % 16 != 0:
             b_tile = tl.where((tl.arange(0, BK) < D_K)[None, :], b_tile, 0.0)
     else:
-        o_k = tl.arange(0, BK // 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+        WIDTH: tl.constexpr = 16 if FORMAT == _FP8 else 8
+        o_k = tl.arange(0, BK // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
         mask = in_rows[:, None, None] & (o_k < D_K)[None, :, :]
         p_codes = codes + o_v[:, None, None] * D_K + o_k[None, :, :]
         if FORMAT == _FP8:
@@ -159,7 +160,8 @@ def store_tile(
         tl.store(row_scales + o_v, b_s2, mask=in_rows)
         bad = tl.max(b_finite.to(tl.int32) ^ 1)
     else:
-        o_k = tl.arange(0, BK // 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+        WIDTH: tl.constexpr = 16 if FORMAT == _FP8 else 8
+        o_k = tl.arange(0, BK // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
         mask = in_rows[:, None, None] & (o_k < D_K)[None, :, :]
         p_codes = codes + o_v[:, None, None] * D_K + o_k[None, :, :]
         if FORMAT == _FP8:
@@ -168,7 +170,7 @@ def store_tile(
         else:
             b_codes = tile.to(tl.bfloat16) if FORMAT == _BF16 else tile.to(tl.float16)
             b_finite = tl.abs(b_codes.to(tl.float32)) < _INF
-        tl.store(p_codes, tl.reshape(b_codes, [BV, BK // 16, 16]), mask=mask)
+        tl.store(p_codes, tl.reshape(b_codes, [BV, BK // WIDTH, WIDTH]), mask=mask)
         bad = tl.max(b_finite.to(tl.int32) ^ 1)
     return bad
 

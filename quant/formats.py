@@ -157,9 +157,7 @@ def _check_row_length(d_k: int) -> None:
 _RECORDS = (
     Format("fp32", "IEEE binary32", 32, (2 - 2**-23) * 2.0**127, "float32"),
     Format("bf16", "bfloat16, nearest even", 16, (2 - 2**-7) * 2.0**127, "bfloat16"),
-    Format(
-        "fp16", "IEEE binary16, nearest even; overflow becomes inf and is reported", 16, 65504.0, "float16"
-    ),
+    Format("fp16", "IEEE binary16, nearest even; overflow becomes inf and is reported", 16, 65504.0, "float16"),
     Format(
         "fp8",
         "FP8 E4M3FN, saturating, one FP32 scale per row",

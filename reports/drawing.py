@@ -119,9 +119,7 @@ def start_figure(width: float, height: float, title: str) -> Figure:
     return figure
 
 
-def add_curve(
-    axes: Axes, style: PlanStyle, x: Sequence[float], y: Sequence[float | None], *, note: str = ""
-) -> Line2D:
+def add_curve(axes: Axes, style: PlanStyle, x: Sequence[float], y: Sequence[float | None], *, note: str = "") -> Line2D:
     """Draw one plan on an axis whose y is logarithmic.
 
     Args:
@@ -139,9 +137,7 @@ def add_curve(
     zeros = [place for place, value in known if value == 0]
     look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "linestyle": style.line}
     if known and len(zeros) == len(known):
-        return Line2D(
-            [], [], label=f"{style.label}: exactly 0", **(look | {"linestyle": "none", "fillstyle": "none"})
-        )
+        return Line2D([], [], label=f"{style.label}: exactly 0", **(look | {"linestyle": "none", "fillstyle": "none"}))
     axes.plot(list(x), positive, **look)
     if zeros:
         edge = axes.get_xaxis_transform()
@@ -199,9 +195,7 @@ def to_svg(figure: Figure, *, key: str, description: str) -> str:
     """
     buffer = io.StringIO()
     with rc_context({"svg.hashsalt": key, "svg.fonttype": "path"}):
-        figure.savefig(
-            buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None}
-        )
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg ") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

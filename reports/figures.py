@@ -177,9 +177,7 @@ def task_accuracy(run: RunData) -> Figure:
     handles = [
         Line2D([], [], color=INK, label="baseline"),
         Line2D([], [], color=MUTED, linestyle=":", label=f"chance of four choices ({100 * CHANCE:.0f} %)"),
-        Line2D(
-            [], [], color=MUTED, marker="|", markersize=8, label="baseline + 95 % interval of the difference"
-        ),
+        Line2D([], [], color=MUTED, marker="|", markersize=8, label="baseline + 95 % interval of the difference"),
     ]
     add_legend(figure, handles)
     return figure
@@ -194,9 +192,7 @@ def kl_against_bytes(run: RunData) -> Figure:
     """
     plans = {name: plan for name, plan in run.results.plans.items() if plan.kl.mean is not None}
     require_positive([[plan.kl.mean for plan in plans.values()]])
-    figure = start_figure(
-        7.6, 3.9, f"KL against bytes (backend: {run.results.backend.drift}; bytes by formula)"
-    )
+    figure = start_figure(7.6, 3.9, f"KL against bytes (backend: {run.results.backend.drift}; bytes by formula)")
     panels: Any = figure.subplots(1, 2, sharey=True)
     panels[0].set_yscale("log")
     panels[0].set_ylabel(_KL_LABEL)

@@ -24,9 +24,7 @@ _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def render(run: RunData, out: Path) -> Path:
     """Write ``junit.xml`` into the run folder ``out`` and return its path."""
     root = ElementTree.Element("testsuites")
-    suite = ElementTree.SubElement(
-        root, "testsuite", name="driftgate", timestamp=_clean(run.manifest.created)
-    )
+    suite = ElementTree.SubElement(root, "testsuite", name="driftgate", timestamp=_clean(run.manifest.created))
     for record in run.results.verdicts:
         value, limit = format_number(record.value), format_number(record.limit)
         told = f"{record.verdict}: {record.check} {value}, limit {limit}: {record.reason}"
@@ -52,9 +50,7 @@ def render(run: RunData, out: Path) -> Path:
 
 
 def _add_case(suite: ElementTree.Element, plan: str, check: str, verdict: str, told: str) -> None:
-    case = ElementTree.SubElement(
-        suite, "testcase", classname=_clean(f"driftgate.{plan}"), name=_clean(check)
-    )
+    case = ElementTree.SubElement(suite, "testcase", classname=_clean(f"driftgate.{plan}"), name=_clean(check))
     told = _clean(told)
     if verdict in _OUTCOMES:
         outcome = ElementTree.SubElement(case, _OUTCOMES[verdict], message=told)

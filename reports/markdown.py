@@ -36,10 +36,7 @@ def render(run: RunData, out: Path) -> Path:
     headings = list(rows[0].cells) if rows else []
     lines += _write_table(
         ["Plan", "Role", *headings, "Verdict"],
-        [
-            [row.name, row.role, *(row.cells[heading].text for heading in headings), row.verdict]
-            for row in rows
-        ],
+        [[row.name, row.role, *(row.cells[heading].text for heading in headings), row.verdict] for row in rows],
     )
     lines += ["", *(f"- {_escape(note)}" for note in list_plan_notes(run)), "", "## Figures"]
     lines += _write_figures(run)
@@ -64,9 +61,7 @@ BLOCK_NOTE = (
 def write_kl_block(plan: PlanRecord) -> str:
     """Write perplexity, KL divergence and token probabilities of a plan in the words of llama.cpp."""
     kl, ppl, top = plan.kl, plan.ppl, plan.same_top_p
-    ratio = format_interval(
-        format_ratio(ppl.ratio_ci_low, digits=6), format_ratio(ppl.ratio_ci_high, digits=6)
-    )
+    ratio = format_interval(format_ratio(ppl.ratio_ci_low, digits=6), format_ratio(ppl.ratio_ci_high, digits=6))
     lines = [
         "====== Perplexity statistics ======",
         f"Mean PPL(Q)                   : {format_ratio(ppl.plan, digits=6):>10}",
@@ -93,8 +88,7 @@ def write_kl_block(plan: PlanRecord) -> str:
     lines += [f"{words} KLD: {_kld(value):>10}" for words, value in quantiles.items()]
     same = format_interval(format_percent(top.ci_low), format_percent(top.ci_high))
     lines += [
-        f"Steps      : {kl.n_steps:>10}  (effective {format_number(kl.n_effective)}, not finite "
-        f"{kl.n_nonfinite})",
+        f"Steps      : {kl.n_steps:>10}  (effective {format_number(kl.n_effective)}, not finite {kl.n_nonfinite})",
         "",
         "====== Token probability statistics ======",
         f"Mean    Δp: {_change(plan.delta_p.mean):>11}",

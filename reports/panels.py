@@ -118,9 +118,7 @@ def draw_noise_floor(axes: Axes, run: RunData) -> list[Line2D]:
     if floor <= 0:
         return [Line2D([], [], linestyle="none", label="noise floor of FP32: exactly 0")]
     axes.axhline(floor, color=MUTED, linestyle="--", linewidth=1)
-    return [
-        Line2D([], [], color=MUTED, linestyle="--", linewidth=1, label=f"noise floor of FP32: {floor:.1e}")
-    ]
+    return [Line2D([], [], color=MUTED, linestyle="--", linewidth=1, label=f"noise floor of FP32: {floor:.1e}")]
 
 
 def draw_heat_map(axes: Axes, table: pd.DataFrame, shades: ScalarMappable, *, upright: bool) -> None:
@@ -199,8 +197,6 @@ def is_efficient(run: RunData, name: str, places: dict[str, float]) -> bool:
     """Whether this is a candidate and no other has at most its bytes and its KL, and less of one."""
     plans = run.results.plans
     mine = (places[name], plans[name].kl.mean or 0.0)
-    others = [
-        (places[n], plans[n].kl.mean or 0.0) for n in places if n != name and plans[n].role == "candidate"
-    ]
+    others = [(places[n], plans[n].kl.mean or 0.0) for n in places if n != name and plans[n].role == "candidate"]
     beaten = any(x <= mine[0] and y <= mine[1] and (x, y) != mine for x, y in others)
     return plans[name].role == "candidate" and not beaten

@@ -90,9 +90,7 @@ def _backends(run: RunData) -> Section:
         check = backend.cross_check
         rows[0][2:] = [format_number(check.steps), format_number(check.max_abs_difference)]
         for plan, difference in check.by_plan.items():
-            rows.append(
-                [f"plan {plan}", backend.drift, format_number(check.steps), format_number(difference)]
-            )
+            rows.append([f"plan {plan}", backend.drift, format_number(check.steps), format_number(difference)])
         note = (
             "The same tokens went through the drift backend and through the interpreted Triton kernels; "
             "the difference is the greatest between their logits."
@@ -108,9 +106,7 @@ def _noise_floor(run: RunData) -> Section:
     rows = [["baseline, another legal launch", format_kl(floor.kl_mean), format_kl(floor.kl_max), "1"]]
     for name, plan in run.results.plans.items():
         over = (
-            format_number(plan.kl.mean / floor.kl_mean, digits=3)
-            if floor.kl_mean and plan.kl.mean is not None
-            else NA
+            format_number(plan.kl.mean / floor.kl_mean, digits=3) if floor.kl_mean and plan.kl.mean is not None else NA
         )
         rows.append([name, format_kl(plan.kl.mean), format_kl(plan.kl.max), over])
     return Section(
@@ -176,11 +172,7 @@ def _free_running(run: RunData) -> list[Section]:
     if not rows:
         return []
     note = "Plans generate on their own with the same sampling noise as the baseline."
-    return [
-        Section(
-            key="free-running", title="Free running", header=("Plan", "Figure", "Value"), rows=rows, note=note
-        )
-    ]
+    return [Section(key="free-running", title="Free running", header=("Plan", "Figure", "Value"), rows=rows, note=note)]
 
 
 def _manifest(run: RunData) -> Section:
@@ -188,10 +180,7 @@ def _manifest(run: RunData) -> Section:
         key="manifest",
         title="Manifest",
         header=("Entry", "Value"),
-        rows=[
-            list(pair)
-            for pair in _flatten({"model": run.results.model, **run.manifest.model_dump(mode="json")})
-        ],
+        rows=[list(pair) for pair in _flatten({"model": run.results.model, **run.manifest.model_dump(mode="json")})],
         note="What is needed to repeat the run, and to see in what two runs differ.",
     )
 
@@ -201,9 +190,5 @@ def _flatten(tree: Any, path: str = "") -> list[tuple[str, str]]:
     if path == "command":
         return [(path, " ".join(tree))]
     if isinstance(tree, dict) and tree:
-        return [
-            leaf
-            for key, value in tree.items()
-            for leaf in _flatten(value, f"{path}.{key}" if path else str(key))
-        ]
+        return [leaf for key, value in tree.items() for leaf in _flatten(value, f"{path}.{key}" if path else str(key))]
     return [(path, "none" if tree in ({}, []) else format_number(tree, digits=6))] if path else []

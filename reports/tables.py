@@ -18,10 +18,28 @@ from rich.text import Text
 from driftgate.accuracy.records import BitwiseRecord, PlanRecord, RunData, TaskRecord, VerdictRecord
 
 __all__ = [
-    "NA", "Cell", "PlanRow", "check_rows", "checks_table", "disagreement", "format_interval",
-    "format_kl", "format_number", "format_percent", "format_points", "format_ratio", "gates", "headline",
-    "list_open_checks", "list_plan_notes", "plan_rows", "plan_verdict", "run_lines", "summary_table",
-    "tasks_table", "bitwise_table",
+    "NA",
+    "Cell",
+    "PlanRow",
+    "bitwise_table",
+    "check_rows",
+    "checks_table",
+    "disagreement",
+    "format_interval",
+    "format_kl",
+    "format_number",
+    "format_percent",
+    "format_points",
+    "format_ratio",
+    "gates",
+    "headline",
+    "list_open_checks",
+    "list_plan_notes",
+    "plan_rows",
+    "plan_verdict",
+    "run_lines",
+    "summary_table",
+    "tasks_table",
 ]  # fmt: skip
 
 NA = "n/a"
@@ -119,9 +137,7 @@ def plan_verdict(run: RunData, plan: str) -> str:
 
 def list_open_checks(run: RunData) -> list[VerdictRecord]:
     """Checks that count and did not pass, the gravest first."""
-    found = [
-        record for record in run.results.verdicts if gates(run, record.plan) and record.verdict != "pass"
-    ]
+    found = [record for record in run.results.verdicts if gates(run, record.plan) and record.verdict != "pass"]
     return sorted(found, key=lambda record: _GRAVITY.index(record.verdict))
 
 
@@ -197,9 +213,7 @@ def list_plan_notes(run: RunData) -> list[str]:
     for name, plan in run.results.plans.items():
         kl = plan.kl
         if _is_marked(plan) and plan.drift.law == "growing":
-            notes.append(
-                f"† {name}: KL grows with position, so that no interval of its overall mean decides."
-            )
+            notes.append(f"† {name}: KL grows with position, so that no interval of its overall mean decides.")
         elif _is_marked(plan):
             notes.append(
                 f"† {name}: {format_number(kl.n_effective)} effective steps (below {FEW_STEPS}); "
@@ -253,9 +267,7 @@ def summary_table(run: RunData) -> Table:
             format_points(min(losses)) if losses else NA,
             Text(row.verdict, style=_COLOURS.get(row.verdict, "")),
         )
-    table.caption = (
-        "KL in nats; state: bytes / baseline; task: greatest change of accuracy downwards, in points"
-    )
+    table.caption = "KL in nats; state: bytes / baseline; task: greatest change of accuracy downwards, in points"
     table.caption_justify = "left"
     return table
 
@@ -287,45 +299,54 @@ def tasks_table(run: RunData) -> Table | None:
 def bitwise_table(records: Sequence[BitwiseRecord]) -> Table:
     """Bit-exact cases for a terminal, one line per invariant and outcome."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading, justify in (("Invariant", "left"), ("Cases", "right"), ("Equal", "right"), ("First difference", "left")):
+    for heading, justify in (
+        ("Invariant", "left"),
+        ("Cases", "right"),
+        ("Equal", "right"),
+        ("First difference", "left"),
+    ):
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for invariant in dict.fromkeys(record.invariant for record in records):
         of_kind = [record for record in records if record.invariant == invariant]
         broken = [record for record in of_kind if not record.equal]
         shown = ""
         if broken:
-            shown = f"{broken[0].n_different} differ, at most {broken[0].max_ulp} ulp, {broken[0].case}: {broken[0].first_different}"
+            first = broken[0]
+            shown = f"{first.n_different} differ, at most {first.max_ulp} ulp, {first.case}: {first.first_different}"
         equal = Text(str(len(of_kind) - len(broken)), style="red" if broken else "green")
         table.add_row(invariant, str(len(of_kind)), equal, escape(shown))
     return table
 
 
 def run_lines(run: RunData) -> list[str]:
-    """What a terminal says below the tables: noise floor, bits, backends."""
+    """What a terminal says below the tables: open checks with their reasons, noise floor, bits, backends."""
     results = run.results
     floor = results.noise_floor
     equal = sum(record.equal for record in results.bitwise)
-    lines = [
-        f"noise floor (FP32 under another launch): mean KL {format_kl(floor.kl_mean)}, greatest {format_kl(floor.kl_max)}",
-        f"bit-exact: {equal} of {len(results.bitwise)} cases equal, the baseline against itself among them",
+    passed = sum(record.verdict == "pass" for record in results.verdicts)
+    lines = [f"checks: {passed} of {len(results.verdicts)} pass (policy {run.manifest.policy.get('name', NA)})"]
+    lines += [f"  {v.verdict}: {v.plan} {v.check}: {v.reason}" for v in list_open_checks(run)]
+    lines += [
+        f"noise floor (FP32, another launch): mean KL {format_kl(floor.kl_mean)}, max {format_kl(floor.kl_max)}",
+        f"bit-exact: {equal} of {len(results.bitwise)} cases equal, baseline against itself included",
+        f"backend: drift and tasks on {results.backend.drift}",
     ]
     check = results.backend.cross_check
-    backend = f"backend: drift and tasks on {results.backend.drift}"
     if check is not None:
-        difference = format_number(check.max_abs_difference, digits=2)
-        backend += (
-            f"; interpreted Triton kernels on the same tokens, {check.steps} steps: logits differ by at most {difference}"
+        worst = max(check.by_plan, key=lambda name: check.by_plan[name] or 0.0, default=NA)
+        differences = [format_number(check.by_plan.get(name), digits=2) for name in (results.baseline, worst)]
+        lines.append(
+            f"cross-check: interpreted Triton kernels, same tokens, {check.steps} steps: logits differ by at most "
+            f"{differences[0]} ({results.baseline}), {differences[1]} ({worst})"
         )
-    return [*lines, backend]
+    return lines
 
 
 def checks_table(run: RunData) -> Table:
     """The checks for a terminal: what was measured, the limit, the verdict and why."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("Plan", "Check", "Value", "Limit", "Verdict", "Reason"):
-        table.add_column(
-            heading, overflow="fold", justify="right" if heading in ("Value", "Limit") else "left"
-        )
+        table.add_column(heading, overflow="fold", justify="right" if heading in ("Value", "Limit") else "left")
     for record, cells in zip(run.results.verdicts, check_rows(run), strict=True):
         style = _COLOURS[record.verdict] if gates(run, record.plan) else ""
         plan, check, value, limit, verdict, reason = cells

@@ -131,9 +131,7 @@ def nested(x, N: tl.constexpr):
 @triton.jit
 def tf32_dot(x, N: tl.constexpr):
     b_x = tl.full([N, N], 1.0, tl.float32)
-    tl.store(
-        x + tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :], tl.dot(b_x, b_x, input_precision="tf32")
-    )
+    tl.store(x + tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :], tl.dot(b_x, b_x, input_precision="tf32"))
 
 
 @triton.jit
@@ -197,9 +195,7 @@ def run_arithmetic(inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]
         dot[(1,)](a, b, c, *a.shape, b.shape[1])
         outputs[f"dot/{kind}"] = c.numpy()
     x, y = (typed(inputs[f"bf16/{i}"], "bf16") for i in "xy")
-    results = {
-        name: torch.empty_like(x) for name in ("total", "product", "less", "scaled", "bigger", "counted")
-    }
+    results = {name: torch.empty_like(x) for name in ("total", "product", "less", "scaled", "bigger", "counted")}
     results["less"] = torch.empty(len(x))
     bf16_arithmetic[(1,)](x, y, *results.values(), len(x))
     outputs.update({f"bf16/{name}": value.float().numpy() for name, value in results.items()})

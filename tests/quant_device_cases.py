@@ -88,9 +88,7 @@ def run(case: dict[str, object], x: torch.Tensor) -> dict[str, np.ndarray]:
         layout["row_scales"] = ((d_v,), torch.float32)
     stored = {name: guarded(*what, fill=0x55) for name, what in layout.items()}
     unused = torch.empty(16, dtype=torch.uint8, device=DEVICE)
-    pointers = [
-        stored[name][0] if name in stored else unused for name in ("codes", "block_scales", "row_scales")
-    ]
+    pointers = [stored[name][0] if name in stored else unused for name in ("codes", "block_scales", "row_scales")]
     error = torch.full((tiles,), -1, dtype=torch.int32, device=DEVICE)
     back, y = (torch.full((tiles * block_v, block_k), float("nan"), device=DEVICE) for _ in range(2))
     constants = (d_v, d_k, block_v, block_k, int(FORMAT_IDS[fmt.name]), bool(case["cvt"]))

@@ -47,9 +47,7 @@ def hard_products(dtype: type, seed: int, n: int) -> tuple[np.ndarray, np.ndarra
     tiny = np.finfo(dtype).tiny
     x[3 * quarter :] = (x[3 * quarter :] * np.sqrt(tiny)).astype(dtype)
     y[3 * quarter :] = (y[3 * quarter :] * np.sqrt(tiny)).astype(dtype)
-    z[3 * quarter :] = (rng.integers(-3, 4, n - 3 * quarter) * np.finfo(dtype).smallest_subnormal).astype(
-        dtype
-    )
+    z[3 * quarter :] = (rng.integers(-3, 4, n - 3 * quarter) * np.finfo(dtype).smallest_subnormal).astype(dtype)
     return x, y, z
 
 
@@ -153,9 +151,7 @@ def test_published_casts(outputs: dict[str, np.ndarray], name: str, how: str) ->
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("fp32", np.float32), ("fp16", np.float16)])
-def test_fma_rounds_once(
-    inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], kind: str, dtype: type
-) -> None:
+def test_fma_rounds_once(inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], kind: str, dtype: type) -> None:
     x, y, z = (inputs[f"fma/{kind}/{i}"].astype(np.float64) for i in "xyz")
     expected = [
         nearest(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c)), dtype)
@@ -164,9 +160,7 @@ def test_fma_rounds_once(
     np.testing.assert_array_equal(outputs[f"fma/{kind}"].astype(np.float64), expected)
 
 
-def test_fma_cases_tell_fused_from_unfused(
-    inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]
-) -> None:
+def test_fma_cases_tell_fused_from_unfused(inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
     x, y, z = (inputs[f"fma/fp32/{i}"] for i in "xyz")
     unfused = x * y + z
     through_double = (x.astype(np.float64) * y + z).astype(np.float32)
@@ -175,17 +169,13 @@ def test_fma_cases_tell_fused_from_unfused(
 
 
 @pytest.mark.parametrize("kind", ["bf16", "e4m3", "fp16"])
-def test_dot_multiplies_values(
-    inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], kind: str
-) -> None:
+def test_dot_multiplies_values(inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], kind: str) -> None:
     # Integers up to 8 are exact in each type and 32 products of them are exact in float32.
     np.testing.assert_array_equal(outputs[f"dot/{kind}"], inputs["dot/a"] @ inputs["dot/b"])
 
 
 @pytest.mark.parametrize("name", ["total", "product", "less", "scaled", "bigger", "counted"])
-def test_bfloat16_arithmetic(
-    inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], name: str
-) -> None:
+def test_bfloat16_arithmetic(inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray], name: str) -> None:
     x, y = (inputs[f"bf16/{i}"].view(ml_dtypes.bfloat16).astype(np.float32) for i in "xy")
     constant = np.float32(ml_dtypes.bfloat16(0.3))
     expected = {
@@ -196,9 +186,7 @@ def test_bfloat16_arithmetic(
         "bigger": np.maximum(x, y),
         "counted": np.arange(len(x), dtype=np.float32) * 3 - 100,
     }[name]
-    np.testing.assert_array_equal(
-        outputs[f"bf16/{name}"], expected.astype(ml_dtypes.bfloat16).astype(np.float32)
-    )
+    np.testing.assert_array_equal(outputs[f"bf16/{name}"], expected.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
 def test_div_rn_and_sqrt_rn_are_correctly_rounded(
@@ -278,8 +266,6 @@ def test_unchecked_releases_are_refused(refusals: dict[str, str], release: str) 
 def test_install_needs_the_interpreter() -> None:
     program = "from driftgate.kernels import interpreter as i; print(i.is_interpreted()); i.install()"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True)
     assert done.stdout == "False\n"
     assert "RuntimeError: TRITON_INTERPRET is not on" in done.stderr

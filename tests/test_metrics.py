@@ -32,9 +32,7 @@ def _noise(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 class TestKl:
     def test_closed_form(self):
         p, q = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.6, 0.4]).log()
-        expected = 0.5 * math.log(0.5 / 0.6) + 0.5 * math.log(
-            0.5 / 0.4
-        )  # 0.02041; a sum of |.| would be 0.2027
+        expected = 0.5 * math.log(0.5 / 0.6) + 0.5 * math.log(0.5 / 0.4)  # 0.02041; a sum of |.| would be 0.2027
         # the logits are FP32: an error of 2^-24·|ln p| in each moves KL by less than 1e-7
         assert kl_divergence(p, q).item() == pytest.approx(expected, abs=1e-7)
 
@@ -175,9 +173,7 @@ class TestProbability:
 
     def test_equal_logits_give_exactly_zero(self):
         logits = _noise((4, 5, 300)).float()
-        assert torch.equal(
-            delta_p(logits, logits.clone(), torch.zeros(4, 5).long()), torch.zeros(4, 5).double()
-        )
+        assert torch.equal(delta_p(logits, logits.clone(), torch.zeros(4, 5).long()), torch.zeros(4, 5).double())
 
     def test_small_differences_keep_their_digits(self):
         """d p_0 / d x_0 = p_0·(1 - p_0); 1e-12 on a logit moves p by 2.5e-13."""
@@ -198,9 +194,7 @@ class TestProbability:
 
     def test_large_half_precision_logits(self):
         logits = torch.tensor([[65504.0, 65504.0]]).half()
-        assert negative_log_likelihood(logits, torch.tensor([1])).item() == pytest.approx(
-            math.log(2), abs=2e-11
-        )
+        assert negative_log_likelihood(logits, torch.tensor([1])).item() == pytest.approx(math.log(2), abs=2e-11)
 
     @pytest.mark.parametrize(
         ("targets", "says"),

@@ -54,9 +54,7 @@ class TestItems:
 
     def test_is_the_library_binomial_below_five_gained(self):
         found = paired_noninferiority(flips(300, 6, 4), 6)
-        assert found.bound == pytest.approx(
-            stats.binomtest(6, 300).proportion_ci(0.90, "exact").high, rel=1e-12
-        )
+        assert found.bound == pytest.approx(stats.binomtest(6, 300).proportion_ci(0.90, "exact").high, rel=1e-12)
         test = stats.binomtest(6, 300, 0.06, alternative="less")
         assert found.p_pass == pytest.approx(test.pvalue, rel=1e-6)
 
@@ -84,9 +82,7 @@ class TestItems:
         rng = np.random.default_rng(0)
         d = (rng.binomial(16, 0.6, 198) - rng.binomial(16, 0.6, 198)) / 16
         found = paired_noninferiority(d, 4, repeats=16)
-        assert found.p_pass == pytest.approx(
-            stats.ttest_1samp(d, -0.04, alternative="greater").pvalue, rel=1e-6
-        )
+        assert found.p_pass == pytest.approx(stats.ttest_1samp(d, -0.04, alternative="greater").pvalue, rel=1e-6)
 
     @pytest.mark.parametrize(
         ("d", "options", "says"),
@@ -212,9 +208,7 @@ class TestSimulatedErrorRates:
     @pytest.mark.parametrize("streams", [16, 32])
     @pytest.mark.parametrize("icc", [0.0, 0.05])
     def test_false_pass_at_the_margin(self, streams, margin, icc):
-        worst = max(
-            rates(streams, 16, margin, churn=c, loss=margin, icc=icc)[0] for c in (0, 0.02, 0.04, 0.06, 0.12)
-        )
+        worst = max(rates(streams, 16, margin, churn=c, loss=margin, icc=icc)[0] for c in (0, 0.02, 0.04, 0.06, 0.12))
         assert worst <= 0.06 + 2 * 0.0034
 
     @pytest.mark.parametrize("streams", [16, 32])

@@ -53,9 +53,7 @@ def assert_row_is_the_oracle_s(name, x, stored, i):
         assert stored.row_scales[i].numpy().tobytes() == expected.scale.tobytes()
     decoded = decode_rows(get_format(name), *stored, x.shape[-1])[i].numpy()
     oracle = decode_row(name, expected, x.shape[-1])
-    assert (
-        np.where(np.isnan(decoded), 0, decoded).tobytes() == np.where(np.isnan(oracle), 0, oracle).tobytes()
-    )
+    assert np.where(np.isnan(decoded), 0, decoded).tobytes() == np.where(np.isnan(oracle), 0, oracle).tobytes()
     np.testing.assert_array_equal(np.isnan(decoded), np.isnan(oracle))
 
 
@@ -153,9 +151,7 @@ def test_e2m1_cast_is_that_of_ml_dtypes(seed):
 def test_bf16_codes_are_those_of_ml_dtypes():
     x = draw("any bits", (4, 50_000))
     codes = encode_rows(get_format("bf16"), torch.from_numpy(x)).codes
-    np.testing.assert_array_equal(
-        codes.view(torch.uint16).numpy(), x.astype(ml_dtypes.bfloat16).view(np.uint16)
-    )
+    np.testing.assert_array_equal(codes.view(torch.uint16).numpy(), x.astype(ml_dtypes.bfloat16).view(np.uint16))
 
 
 def test_fp16_codes_are_those_of_numpy():

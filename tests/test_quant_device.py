@@ -270,9 +270,7 @@ def test_nonfinite_elements_saturate_their_own_code(outputs: dict[str, np.ndarra
 
 @pytest.mark.parametrize("cvt", ["cvt", "integers"])
 @pytest.mark.parametrize("name", SCALED)
-def test_nonfinite_elements_do_not_move_the_others(
-    outputs: dict[str, np.ndarray], name: str, cvt: str
-) -> None:
+def test_nonfinite_elements_do_not_move_the_others(outputs: dict[str, np.ndarray], name: str, cvt: str) -> None:
     x = with_nonfinite()
     finite = np.isfinite(x)
     encoded = encode_rows(get_format(name), torch.from_numpy(np.where(finite, x, np.float32(0))))
@@ -298,9 +296,7 @@ def test_compiled_functions_store_and_read_the_same(outputs: dict[str, np.ndarra
     for name, array in compiled.items():
         if array.dtype == np.float32:
             assert_same_bits(array, outputs[name])
-        elif not (
-            "/nonfinite/" in name and name.split("/")[0] in PLAIN
-        ):  # which NaN a cast gives is left open
+        elif not ("/nonfinite/" in name and name.split("/")[0] in PLAIN):  # which NaN a cast gives is left open
             np.testing.assert_array_equal(array, outputs[name], err_msg=name)
 
 

@@ -33,9 +33,7 @@ def assert_same_bits(got, expected):
 
 
 def test_e4m3_values():
-    decoded = decode_rows(
-        get_format("fp8"), torch.arange(256, dtype=torch.uint8)[None], None, torch.ones(1), 256
-    )
+    decoded = decode_rows(get_format("fp8"), torch.arange(256, dtype=torch.uint8)[None], None, torch.ones(1), 256)
     nan = np.isnan(TABLES["e4m3fn_values"])
     assert_same_bits(np.isnan(decoded[0].numpy()), nan)
     assert_same_bits(decoded[0].numpy()[~nan], TABLES["e4m3fn_values"][~nan])
@@ -107,9 +105,7 @@ def test_nvfp4(case):
 )
 def test_nvfp4_of_a_state(scope, axis):
     prefix = f"nvfp4/{scope}/{axis}/"
-    stored = get_format("nvfp4").quantize(
-        torch.from_numpy(STATE["x"]), dim=-1 if axis == "dk" else -2, scope=scope
-    )
+    stored = get_format("nvfp4").quantize(torch.from_numpy(STATE["x"]), dim=-1 if axis == "dk" else -2, scope=scope)
     assert_same_bits(stored.amax.numpy().reshape(STATE[prefix + "amax"].shape), STATE[prefix + "amax"])
     assert_same_bits(stored.global_scale.numpy().reshape(STATE[prefix + "s2"].shape), STATE[prefix + "s2"])
     assert_same_bits(stored.scales.numpy(), STATE[prefix + "s8"])

@@ -66,9 +66,7 @@ def sum_layouts(ttgir: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp8", "nvfp4"])
-def test_a_copy_does_not_change_the_order_of_additions(
-    compiled: dict[str, dict[str, str]], name: str
-) -> None:
+def test_a_copy_does_not_change_the_order_of_additions(compiled: dict[str, dict[str, str]], name: str) -> None:
     alone = sum_layouts(compiled["flush/none"]["ttgir"])
     assert len(alone) == 1
     assert sum_layouts(compiled[f"flush/{name}"]["ttgir"]) == alone

@@ -121,9 +121,7 @@ def test_nonfinite_input_names_format_slot_and_head(name, value, dim):
     x[1, 2, 3, 5] = value
     x[1, 2, 3, 6] = value
     expected = f"finite values for {name}, got {value} at slot 1, head 2, row 3, element 5 "
-    with pytest.raises(
-        ValueError, match=re.escape(expected) + r"\(x\[1, 2, 3, 5\]; 2 of 384 are not finite\)"
-    ):
+    with pytest.raises(ValueError, match=re.escape(expected) + r"\(x\[1, 2, 3, 5\]; 2 of 384 are not finite\)"):
         get_format(name).quantize(x, dim=dim)
 
 
@@ -179,9 +177,7 @@ def test_input_that_is_no_state_is_refused(x):
         get_format("nvfp4").quantize(x)
 
 
-@pytest.mark.parametrize(
-    ("x", "dim"), [(torch.ones(2, 3, 4, 16), 0), (torch.ones(2, 16), 2), (torch.ones(16), -2)]
-)
+@pytest.mark.parametrize(("x", "dim"), [(torch.ones(2, 3, 4, 16), 0), (torch.ones(2, 16), 2), (torch.ones(16), -2)])
 def test_a_block_axis_that_is_not_one_of_the_last_two_is_refused(x, dim):
     with pytest.raises(ValueError, match=f"^dim: expected one of the last two axes of .*, got {dim}$"):
         get_format("nvfp4").quantize(x, dim=dim)
@@ -194,8 +190,6 @@ def test_an_unknown_scope_is_refused():
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_rounding_that_is_not_available_is_refused(name):
-    expected = (
-        rf"^rounding: expected one of nearest \(no other is available for {name} yet\), got 'stochastic'$"
-    )
+    expected = rf"^rounding: expected one of nearest \(no other is available for {name} yet\), got 'stochastic'$"
     with pytest.raises(ValueError, match=expected):
         get_format(name).quantize(torch.ones(2, 16), rounding="stochastic", seed=1)

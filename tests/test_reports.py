@@ -141,9 +141,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run")
     rec.save_run(out, make_run())
     written = render_all(out)
-    assert sorted(written) == sorted(
-        path for path in out.rglob("*.*") if path.suffix not in (".parquet", ".json")
-    )
+    assert sorted(written) == sorted(path for path in out.rglob("*.*") if path.suffix not in (".parquet", ".json"))
     return out
 
 
@@ -261,9 +259,7 @@ def test_task_accuracy_shows_baseline_chance_interval_and_flips(run: rec.RunData
     assert [axes.get_title(loc="left").split()[0] for axes in figure.axes] == ["recall", "tracking"]
     recall = figure.axes[0]
     pairs = [list(line.get_xdata()) for line in recall.lines if len(line.get_xdata()) == 2]
-    assert sorted(low for low, high in pairs if low == high) == [25.0, 74.0], (
-        "chance and baseline are upright lines"
-    )
+    assert sorted(low for low, high in pairs if low == high) == [25.0, 74.0], "chance and baseline are upright lines"
     control = recall.lines[10]
     assert list(control.get_xdata()) == pytest.approx([74 - 8 - 1.8, 74 - 8 + 1.6])
     assert "18 lost, 2 gained" in [text.get_text() for text in recall.texts]
@@ -274,15 +270,11 @@ def test_kl_against_bytes_rings_candidates_that_nothing_beats(run: rec.RunData) 
     axes = figures.kl_against_bytes(run).axes[0]
     rings = [float(line.get_xdata()[0]) for line in axes.lines if line.get_markersize() == 12]
     best = [SPLIT, SMALL, WEIRD, EXACT]
-    assert sorted(rings) == sorted(RATIOS[plan][0] for plan in best), (
-        "no control, no plan beaten at equal bytes"
-    )
+    assert sorted(rings) == sorted(RATIOS[plan][0] for plan in best), "no control, no plan beaten at equal bytes"
 
 
 @pytest.mark.parametrize("entry", figures.FIGURES, ids=lambda entry: entry.name)
-def test_labels_are_whole_apart_and_defined(
-    run: rec.RunData, entry: figures.FigureEntry, monkeypatch
-) -> None:
+def test_labels_are_whole_apart_and_defined(run: rec.RunData, entry: figures.FigureEntry, monkeypatch) -> None:
     drawn = []
     original = Text.draw
 
@@ -309,17 +301,13 @@ def test_each_figure_names_its_backend(run: rec.RunData, entry: figures.FigureEn
     assert figures.caption(run, entry).endswith(f"Backend: {backend}.")
 
 
-@pytest.mark.parametrize(
-    "draw", [figures.kl_against_position, figures.kl_by_window_offset, figures.kl_against_bytes]
-)
+@pytest.mark.parametrize("draw", [figures.kl_against_position, figures.kl_by_window_offset, figures.kl_against_bytes])
 def test_bit_equal_plans_alone_are_no_figure(run: rec.RunData, draw) -> None:
     with pytest.raises(figures.NoDataError, match="exactly 0"):
         draw(only(run, EXACT))
 
 
-def test_reports_say_why_a_figure_is_missing_and_drop_its_old_picture(
-    run: rec.RunData, tmp_path: Path
-) -> None:
+def test_reports_say_why_a_figure_is_missing_and_drop_its_old_picture(run: rec.RunData, tmp_path: Path) -> None:
     bare = run.results.plans[SPLIT].model_copy(update={"tasks": {}})
     small = with_results(run, plans={SPLIT: bare})
     (tmp_path / "figures").mkdir()
@@ -422,9 +410,7 @@ def test_markdown_prints_the_table_in_the_words_of_llama_cpp(folder: Path, run: 
     text = (folder / "report.md").read_text(encoding="utf-8")
     block = text[text.index(f"### {SPLIT} (") :].split("```")[1]
     kl = run.results.plans[SPLIT].kl
-    assert re.search(
-        rf"^Mean    KLD: +{kl.mean:.6f} \[{kl.ci_low:.6f}, {kl.ci_high:.6f}\]$", block, re.MULTILINE
-    )
+    assert re.search(rf"^Mean    KLD: +{kl.mean:.6f} \[{kl.ci_low:.6f}, {kl.ci_high:.6f}\]$", block, re.MULTILINE)
     for words in (
         "Maximum KLD:",
         "99.9%   KLD:",
@@ -470,11 +456,7 @@ def test_junit_counts_agree_with_results(folder: Path, run: rec.RunData) -> None
 
 def test_junit_fails_when_only_the_run_fails(run: rec.RunData, tmp_path: Path) -> None:
     passed = [record.model_copy(update={"verdict": "pass"}) for record in run.results.verdicts]
-    suite = (
-        ElementTree.parse(junit.render(with_results(run, verdicts=passed), tmp_path))
-        .getroot()
-        .find("testsuite")
-    )
+    suite = ElementTree.parse(junit.render(with_results(run, verdicts=passed), tmp_path)).getroot().find("testsuite")
     assert suite is not None and suite.get("failures") == "1"
     assert "1 bit-exact cases differ" in (suite[-2][0].get("message") or "")
 
@@ -518,8 +500,6 @@ def test_a_plan_has_the_gravest_verdict_of_its_checks_and_a_control_has_none(run
 
 
 def test_reports_import_no_torch() -> None:
-    code = (
-        "import sys, driftgate.reports; print(sorted({'torch', 'triton', 'transformers'} & set(sys.modules)))"
-    )
+    code = "import sys, driftgate.reports; print(sorted({'torch', 'triton', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

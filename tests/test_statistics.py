@@ -58,9 +58,7 @@ class TestKlSummary:
         shift = kl.mean() - means.mean()
         found = summarize_kl(kl)
         assert found.unit is Unit.BATCH
-        assert (found.ci_low, found.ci_high) == pytest.approx(
-            (interval.low + shift, interval.high + shift), rel=1e-12
-        )
+        assert (found.ci_low, found.ci_high) == pytest.approx((interval.low + shift, interval.high + shift), rel=1e-12)
 
     def test_one_sided_bounds_are_the_ends_at_ninety_percent(self):
         kl = np.random.default_rng(0).exponential(size=(8, 100))
@@ -155,9 +153,7 @@ class TestCoverage:
         intervals = [t_interval(form_units(Steps.of(one)).values) for one in kl]
         return np.mean([i.low <= mean <= i.high for i in intervals])
 
-    @pytest.mark.parametrize(
-        ("correlation", "n", "sd"), [(0.5, 1000, 1.0), (0.9, 2000, 0.5), (0.9, 4000, 1.0)]
-    )
+    @pytest.mark.parametrize(("correlation", "n", "sd"), [(0.5, 1000, 1.0), (0.9, 2000, 0.5), (0.9, 4000, 1.0)])
     def test_one_sequence(self, correlation, n, sd):
         kl = autoregressive(np.random.default_rng(1), (self.RUNS, n), correlation=correlation, sd=sd)
         assert 0.912 <= self.cover(kl, math.exp(sd**2 / 2)) <= 0.984
@@ -303,9 +299,7 @@ class TestDriftLaw:
         runs = range(40)
         grown = [drift_law(_drifting((16, 1024), lambda t: t, seed=s), positions, cycle=16) for s in runs]
         flat = [drift_law(_drifting((16, 1024), np.ones_like, seed=s), positions, cycle=16) for s in runs]
-        assert (
-            np.mean([d.slope_ci_low <= 1.0 <= d.slope_ci_high for d in grown]) >= 0.85
-        )  # 95 % - 3 s.e. of 40 runs
+        assert np.mean([d.slope_ci_low <= 1.0 <= d.slope_ci_high for d in grown]) >= 0.85  # 95 % - 3 s.e. of 40 runs
         assert np.mean([d.law == "growing" for d in grown]) >= 0.85
         assert np.mean([d.law == "growing" for d in flat]) <= 0.10
 
@@ -383,6 +377,4 @@ class TestCurves:
         assert found == [{"low": 64, "high": 70, "mean": 2.0, "n": 2}]
 
     def test_empty(self):
-        assert (
-            by_position(np.empty((1, 0))) == [] and by_window_offset(np.empty((1, 0)), np.empty((1, 0))) == []
-        )
+        assert by_position(np.empty((1, 0))) == [] and by_window_offset(np.empty((1, 0)), np.empty((1, 0))) == []

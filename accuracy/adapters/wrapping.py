@@ -17,6 +17,7 @@ import torch
 
 from driftgate.accuracy.adapters.families import Family, StepInputs, find_family
 from driftgate.accuracy.adapters.hooks import DecodeHook, quiet_transformers
+from driftgate.accuracy.plans import PrecisionPlan
 from driftgate.errors import InputError
 from driftgate.kernels.contract import Backend, HeadShape, ReplayOptions
 from driftgate.kernels.pool import StatePool
@@ -48,13 +49,19 @@ class Block:
     pool: StatePool = field(init=False)
 
 
-def wrap(model: torch.nn.Module, blocks: Sequence[Block], *, n_sequences: int, backend: Backend) -> WrappedModel:
-    """Give a transformers model one block of rows per plan.
+def wrap(
+    model: torch.nn.Module,
+    plans: Sequence[str | PrecisionPlan | Block],
+    *,
+    n_sequences: int = 1,
+    backend: Backend | str = Backend.TORCH,
+) -> WrappedModel:
+    """Swap the decode step of a transformers model's recurrent layers, one block of rows per plan.
 
     Args:
         model: a loaded causal language model of a covered family.
-        blocks: one for each plan, the baseline first.
-        n_sequences: sequences of one batch, the same for every block.
+        plans: plan texts or plans, the baseline first; or blocks, where more than the plan is to be said.
+        n_sequences: sequences of one batch, the same for every plan.
         backend: which code takes the decode steps.
 
     Returns:
@@ -62,9 +69,16 @@ def wrap(model: torch.nn.Module, blocks: Sequence[Block], *, n_sequences: int, b
 
     Raises:
         InputError: the family is not covered, or the model has no recurrent layer.
+        UsageError: a plan text that does not parse.
     """
     family = find_family(model.config)  # type: ignore[arg-type]
-    return WrappedModel(model, family, list(blocks), n_sequences=n_sequences, backend=backend)
+    blocks = [plan if isinstance(plan, Block) else _block(plan) for plan in plans]
+    return WrappedModel(model, family, blocks, n_sequences=n_sequences, backend=Backend(backend))
+
+
+def _block(plan: str | PrecisionPlan) -> Block:
+    parsed = PrecisionPlan.parse(plan) if isinstance(plan, str) else plan
+    return Block(name=str(parsed), options=parsed.options)
 
 
 class WrappedModel:

@@ -30,9 +30,7 @@ def negative_log_likelihood(logits: Tensor, targets: Tensor, *, vocab_size: int 
     return -_log_probability(logits, _checked(targets, logits))
 
 
-def delta_p(
-    baseline_logits: Tensor, plan_logits: Tensor, targets: Tensor, *, vocab_size: int | None = None
-) -> Tensor:
+def delta_p(baseline_logits: Tensor, plan_logits: Tensor, targets: Tensor, *, vocab_size: int | None = None) -> Tensor:
     """``p_plan - p_baseline`` of the true next token, in FP64 (llama.cpp's Δp, here as a fraction).
 
     Formed as p_baseline·(exp(ln p_plan - ln p_baseline) - 1), so that small differences keep their digits.
@@ -65,9 +63,7 @@ def _checked(targets: Tensor, logits: Tensor) -> Tensor:
         raise ValueError(f"targets: expected integer ids, got {targets.dtype}")
     width = logits.shape[-1]
     if targets.numel() and not bool(((targets >= 0) & (targets < width)).all()):
-        raise ValueError(
-            f"targets: expected ids 0 … {width - 1}, got {int(targets.min())} … {int(targets.max())}"
-        )
+        raise ValueError(f"targets: expected ids 0 … {width - 1}, got {int(targets.min())} … {int(targets.max())}")
     return targets.to(torch.int64)
 
 

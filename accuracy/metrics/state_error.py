@@ -30,9 +30,7 @@ def relative_error(x: Tensor, reference: Tensor, dims: int | Sequence[int]) -> T
         ValueError: shapes differ, no axis is named, or an operand has no floating dtype.
     """
     if x.shape != reference.shape:
-        raise ValueError(
-            f"reference: expected the shape of x, {tuple(x.shape)}, got {tuple(reference.shape)}"
-        )
+        raise ValueError(f"reference: expected the shape of x, {tuple(x.shape)}, got {tuple(reference.shape)}")
     if not (x.is_floating_point() and reference.is_floating_point()):
         raise ValueError(f"x, reference: expected floating dtypes, got {x.dtype} and {reference.dtype}")
     axes = (dims,) if isinstance(dims, int) else tuple(dims)

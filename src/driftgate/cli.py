@@ -254,7 +254,7 @@ def _progress(total: int, show: bool) -> Iterator[Callable[[int], None] | None]:
 
 
 def _print_summary(data: RunData, folder: Path) -> None:
-    from driftgate.reports.tables import checks_table, run_lines, summary_table, tasks_table
+    from driftgate.reports.tables import run_lines, summary_table, tasks_table
 
     console = Console()
     console.print(summary_table(data))
@@ -263,10 +263,9 @@ def _print_summary(data: RunData, folder: Path) -> None:
         console.print()
         console.print(answers)
     console.print()
-    console.print(checks_table(data))
-    console.print()
-    for line in (*run_lines(data), f"report: {folder / 'report.html'}"):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for line in run_lines(data):
+        console.print(line, highlight=False, markup=False)
+    console.print(f"report: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_dry_run(suite: str, choices: dict[str, object], *, as_json: bool) -> None:

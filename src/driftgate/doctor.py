@@ -41,7 +41,9 @@ def examine() -> list[Finding]:
 
 def _python() -> Finding:
     good = sys.version_info >= (3, 11) and sys.platform == "linux"
-    text = f"{platform.python_version()} on {sys.platform}" + ("" if good else "; driftgate needs Linux, Python 3.11 or later")
+    text = f"{platform.python_version()} on {sys.platform}" + (
+        "" if good else "; driftgate needs Linux, Python 3.11 or later"
+    )
     return Finding("ok" if good else "bad", "python", text)
 
 
@@ -61,7 +63,7 @@ def _device() -> Finding:
 
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
-        text = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()} (sm_{major}{minor}): compiled kernels, backend triton"
+        text = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()} (sm_{major}{minor}), backend triton"
         if (major, minor) < (8, 9):
             return Finding("note", "gpu", text + "; FP8 conversions need sm_89, use --device cpu")
         return Finding("ok", "gpu", text)
@@ -74,7 +76,9 @@ def _interpreter() -> Finding:
     release = ".".join(version("triton").split(".")[:2])
     if release in CHECKED_RELEASES:
         return Finding("ok", "interpreter", f"Triton {release} is one of those that were checked")
-    return Finding("bad", "interpreter", f"Triton {release} was not checked; install one of {', '.join(CHECKED_RELEASES)}")
+    return Finding(
+        "bad", "interpreter", f"Triton {release} was not checked; install one of {', '.join(CHECKED_RELEASES)}"
+    )
 
 
 def _checkpoints() -> list[Finding]:

@@ -169,7 +169,9 @@ def find_model(name: str) -> Path:
     if path.is_dir():
         return path
     if "/" in name or name.startswith("."):
-        raise InputError(f"model folder {name} does not exist; give a checkpoint folder or one of `driftgate ls models`")
+        raise InputError(
+            f"model folder {name} does not exist; give a checkpoint folder or one of `driftgate ls models`"
+        )
     raise unknown_name("model", name, list_checkpoints())
 
 

@@ -45,7 +45,9 @@ def list_tasks() -> Rows:
     """Tasks."""
     from driftgate.evals.tasks import TASKS
 
-    return [{"task": name, "version": t.version, "chance": t.chance, "what": t.description} for name, t in TASKS.items()]
+    return [
+        {"task": name, "version": t.version, "chance": t.chance, "what": t.description} for name, t in TASKS.items()
+    ]
 
 
 def list_formats() -> Rows:
