@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
+GPU_JOBS ?= $(shell nproc)
 OUT ?= runs/quick-$(shell date -u +%Y%m%d-%H%M%S)
 
 export PYTHONSAFEPATH = 1
@@ -25,14 +26,13 @@ test: $(DEV_STAMP)
 test-long: $(DEV_STAMP)
 	RUN_LONG=1 $(BIN)/pytest -n $(JOBS) -m "long and not gpu"
 
-# uses the python that has a CUDA build of torch: make test-gpu BIN=/path/to/bin
+# compiles some hundred kernels, so one worker per core; the environment that has a CUDA torch: make test-gpu BIN=/path/bin
 test-gpu:
-	$(BIN)/pytest tests/gpu -m gpu
+	$(BIN)/pytest tests/gpu tests/test_quant_device.py -m gpu -n $(GPU_JOBS)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-# The CPU build of torch is taken where it can be had by version alone; any torch >= 2.11 that is installed already stays.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip

@@ -42,7 +42,6 @@ def make_result(*, drift: float = 0.5) -> LockstepResult:
         state={},
         layer_indices=[0],
         again=None,
-        errors=dict.fromkeys(kl, False),
         recorded=None,
         first_logits={},
     )

@@ -86,7 +86,7 @@ def run(
         return
     prepared = prepare(suite, out=folder, **choices)  # type: ignore[arg-type]
     show = not (quiet or as_json or no_progress)
-    with _progress(prepared.experiment.n_steps, show) as advance:
+    with _progress("lock step", prepared.experiment.n_steps, show) as advance:
         data = prepared.execute(advance)
     if as_json:
         sys.stdout.write(data.results.model_dump_json(indent=1) + "\n")
@@ -111,11 +111,13 @@ def certify(
     if not device.startswith("cuda") and os.environ.get("TRITON_INTERPRET") != "1":
         os.execve(sys.executable, [sys.executable, "-P", *sys.argv], {**os.environ, "TRITON_INTERPRET": "1"})
     from driftgate.accuracy.certify import certify as certify_kernels
+    from driftgate.accuracy.certify import count_cases
     from driftgate.kernels.contract import Backend
     from driftgate.reports.tables import bitwise_table
 
     backend = Backend.TRITON if device.startswith("cuda") else Backend.TRITON_INTERPRET
-    records = certify_kernels(backend=backend, device=device, seed=seed)
+    with _progress("cases", count_cases(), not (quiet or as_json)) as advance:
+        records = certify_kernels(backend=backend, device=device, seed=seed, progress=advance)
     if as_json:
         document = {"schema_version": 1, "bitwise": [r.model_dump() for r in records], "tolerance": []}
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
@@ -233,7 +235,7 @@ def _fail(message: str, code: int, debug: bool) -> None:
 
 
 @contextmanager
-def _progress(total: int, show: bool) -> Iterator[Callable[[int], None] | None]:
+def _progress(what: str, total: int, show: bool) -> Iterator[Callable[[int], None] | None]:
     """A progress bar on standard error, off when it is no terminal."""
     console = Console(stderr=True)
     if not (show and console.is_terminal):
@@ -243,12 +245,12 @@ def _progress(total: int, show: bool) -> Iterator[Callable[[int], None] | None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("lock step", total=total)
+        task = bar.add_task(what, total=total)
 
         def advance(n: int) -> None:
             bar.advance(task, n)
             if bar.finished:
-                bar.update(task, description="statistics")
+                bar.update(task, description="cross-check and statistics")
 
         yield advance
 
