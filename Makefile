@@ -13,6 +13,9 @@ export TOKENIZERS_PARALLELISM = false
 
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+OLD = build/transformers-5.17
+OLD_PACKAGES = transformers==5.17.0 huggingface-hub==1.33.0 httpx==0.28.1 httpcore h11 anyio idna certifi
+OLD_TESTS = tests/test_adapters.py tests/test_lockstep.py tests/test_models.py tests/test_checkpoints.py
 DEV_STAMP = $(VENV)/.installed-dev
 
 .PHONY: run test test-long test-gpu lint clean
@@ -23,8 +26,14 @@ run: $(STAMP)
 test: $(DEV_STAMP)
 	$(BIN)/pytest -n $(JOBS) -m "not gpu and not long"
 
-test-long: $(DEV_STAMP)
+test-long: $(DEV_STAMP) $(OLD)/.installed
 	RUN_LONG=1 $(BIN)/pytest -n $(JOBS) -m "long and not gpu"
+	PYTHONPATH=$(OLD) $(BIN)/pytest -n $(JOBS) -m "not gpu and not long" $(OLD_TESTS)
+
+# the oldest transformers that is covered, beside the pinned one
+$(OLD)/.installed: $(DEV_STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(OLD) $(OLD_PACKAGES)
+	touch $@
 
 # compiles some hundred kernels, so one worker per core; the environment that has a CUDA torch: make test-gpu BIN=/path/bin
 test-gpu:

@@ -101,16 +101,19 @@ class CrossCheckJob:
         """Wait for the child.
 
         Raises:
-            RuntimeError: it failed; with the last lines that it printed.
+            RuntimeError: it failed; with the last lines that it printed, the very last one first.
         """
         code = self._process.wait()
-        if code != 0:
-            tail = (self.path / "log.txt").read_text(errors="replace").strip().splitlines()[-12:]
-            raise RuntimeError(f"the interpreted cross-check ended with {code}:\n" + "\n".join(tail))
-        report = json.loads((self.path / "report.json").read_text())
-        with np.load(self.path / "logits.npz") as stored:
-            logits = {name: stored[f"plan{i}"] for i, name in enumerate(report["names"])}
-        self._folder.cleanup()
+        try:
+            if code != 0:
+                tail = (self.path / "log.txt").read_text(errors="replace").strip().splitlines()[-12:]
+                last = tail[-1] if tail else "it printed nothing"
+                raise RuntimeError("\n".join([f"the interpreted cross-check ended with {code}: {last}", *tail]))
+            report = json.loads((self.path / "report.json").read_text())
+            with np.load(self.path / "logits.npz") as stored:
+                logits = {name: stored[f"plan{i}"] for i, name in enumerate(report["names"])}
+        finally:
+            self._folder.cleanup()
         return CrossCheckOutcome(
             steps=report["steps"],
             logits=logits,

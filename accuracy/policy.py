@@ -33,12 +33,14 @@ __all__ = ["Check", "Policy", "decide", "load_policy"]
 
 DEFAULT = Path(__file__).parent / "policies" / "default.yaml"
 CHANCE = 0.25
+ALPHA = 0.05
 SENSITIVITY = 3.0
 """A control is told from the baseline when its mean KL is above this multiple of the noise floor's."""
 
 CheckName = Literal[
     "bitwise", "kl_mean", "kl_p99_9", "same_top_p", "ppl_ratio", "drift_slope", "checkpoint_error", "task_loss"
 ]
+_GRAVITY = ("fail", "invalid", "inconclusive", "pass")
 _DRIFT_CHECKS = ("kl_mean", "kl_p99_9", "same_top_p", "ppl_ratio", "drift_slope")
 
 
@@ -110,6 +112,8 @@ def decide(data: RunData, policy: Policy) -> None:
     A run: any fail gives ``fail``, else any invalid or inconclusive gives ``inconclusive``, else ``pass``.
     """
     results = data.results
+    for task in (t for record in results.plans.values() for t in record.tasks.values()):
+        task.verdict = "inconclusive"  # what another policy said does not count
     verdicts = [v for check in policy.checks if check.check == "bitwise" for v in _check_bitwise(data, check)]
     again = [b for b in results.bitwise if b.invariant == "A/A" and not b.equal]
     if again and not any(v.verdict == "fail" for v in verdicts):
@@ -131,6 +135,14 @@ def decide(data: RunData, policy: Policy) -> None:
     for check in policy.checks:
         if check.check == "task_loss":
             verdicts += _check_tasks(data, candidates, check)
+    for name, record in candidates.items():
+        for task, answers in record.tasks.items():
+            found = [v.verdict for v in verdicts if (v.plan, v.check) == (name, f"task_loss:{task}")]
+            answers.verdict = min(found, key=_GRAVITY.index, default="inconclusive")
+    for name, record in candidates.items():
+        nonfinite = _find_nonfinite(record)
+        if nonfinite is not None and not any(v.plan == name and v.verdict == "fail" for v in verdicts):
+            verdicts.append(_verdict(name, "finite", "fail", nonfinite))  # whatever the policy asks for
     for control in blind:
         reason = (
             f"no_sensitivity: its mean KL is not above {SENSITIVITY:g} x the noise floor; this run cannot see drift"
@@ -185,15 +197,14 @@ def _compare(
     limit = check.limit
     assert limit is not None
     inner, outer = (low, high) if at_least else (high, low)
+    sense = "at least" if at_least else "at most"
+    if outer is not None and (outer < limit if at_least else outer > limit):
+        reason = f"one-sided 95 % bound {outer:.4g} is outside {sense} {limit:g}: {check.reason}"
+        return _verdict(subject.name, check.check, "fail", reason, value=outer, limit=limit)
     if inner is None or outer is None:
         reason = blocked or "too few steps for a bound"
         return _verdict(subject.name, check.check, "inconclusive", reason, limit=limit)
     passes = inner >= limit if at_least else inner <= limit
-    fails = outer < limit if at_least else outer > limit
-    sense = "at least" if at_least else "at most"
-    if fails:
-        reason = f"one-sided 95 % bound {outer:.4g} is outside {sense} {limit:g}: {check.reason}"
-        return _verdict(subject.name, check.check, "fail", reason, value=outer, limit=limit)
     if passes and blocked is None:
         reason = f"one-sided 95 % bound {inner:.4g} is inside {sense} {limit:g}: {check.reason}"
         return _verdict(subject.name, check.check, "pass", reason, value=inner, limit=limit)
@@ -241,8 +252,7 @@ def _kl_bounds(kl: KlSummary, values: np.ndarray) -> tuple[float | None, float |
 
 def _check_p99_9(subject: _Subject, check: Check) -> VerdictRecord:
     frame = subject.data.steps
-    found = quantile_interval(frame[frame["plan"] == subject.name]["kl"].to_numpy(), 0.999, confidence=0.90)
-    low, high = (None, None) if found is None else (found.low, found.high)
+    low, high = quantile_interval(frame[frame["plan"] == subject.name]["kl"].to_numpy(), 0.999, confidence=0.90)
     return _compare(subject, check, low, high, blocked=None if high is not None else "too few steps for p99.9")
 
 
@@ -257,7 +267,9 @@ def _check_ppl(subject: _Subject, check: Check) -> VerdictRecord:
 
 
 def _check_slope(subject: _Subject, check: Check) -> VerdictRecord:
-    law = subject.statistics.law
+    kl, law = subject.statistics.kl, subject.statistics.law
+    if kl.max == 0.0 and not kl.n_nonfinite:
+        return _compare(subject, check, 0.0, 0.0)
     return _compare(
         subject, check, law.slope_lower_95, law.slope_upper_95, blocked=None if law.slope is not None else law.reason
     )
@@ -286,18 +298,24 @@ _CHECKS: dict[str, Callable[[_Subject, Check], VerdictRecord]] = {
 
 def _overrule(verdict: VerdictRecord, record: PlanRecord, invalid: str | None, blind: list[str]) -> VerdictRecord:
     """What outweighs a drift check: another plan was measured, steps are not finite, the run cannot see drift."""
+    nonfinite = _find_nonfinite(record)
+    if nonfinite is not None:
+        return verdict.model_copy(update={"verdict": "fail", "reason": nonfinite})
     if invalid is not None:
         return verdict.model_copy(update={"verdict": "invalid", "reason": invalid})
-    if record.counters.nonfinite_states:
-        reason = f"{record.counters.nonfinite_states} sequences had NaN or infinity in a state that was stored"
-        return verdict.model_copy(update={"verdict": "fail", "reason": reason})
-    if record.kl.n_nonfinite and verdict.verdict != "fail":
-        reason = f"{record.kl.n_nonfinite} steps are not finite, the first is step {record.kl.first_nonfinite_step}"
-        return verdict.model_copy(update={"verdict": "fail", "reason": reason})
     if blind and verdict.verdict == "pass":
         reason = f"no_sensitivity: control {blind[0]} cannot be told from the baseline, a pass would mean nothing"
         return verdict.model_copy(update={"verdict": "inconclusive", "reason": reason})
     return verdict
+
+
+def _find_nonfinite(record: PlanRecord) -> str | None:
+    """Where NaN or infinity was met, None if nowhere."""
+    if record.counters.nonfinite_states:
+        return f"{record.counters.nonfinite_states} sequences had NaN or infinity in a state that was stored"
+    if record.kl.n_nonfinite:
+        return f"{record.kl.n_nonfinite} steps are not finite, the first is step {record.kl.first_nonfinite_step}"
+    return None
 
 
 def _check_bitwise(data: RunData, check: Check) -> list[VerdictRecord]:
@@ -324,17 +342,21 @@ def _check_tasks(data: RunData, candidates: dict[str, PlanRecord], check: Check)
                 paired[name] = {t: compare_items(data.items, name, t, margin=check.margin) for t in tasks}
     if not paired:
         return []
-    holm = holm_over_plans({n: {t: v.p_pass for t, v in by.items()} for n, by in paired.items()})
+    holm = holm_over_plans({n: {t: _p_pass(v) for t, v in by.items()} for n, by in paired.items()})
     verdicts = []
     for name, by_task in paired.items():
         record = candidates[name]
         for task, found in by_task.items():
             verdict, reason = _overrule_task(data, name, record, task, found, holm[name].passes, holm[name].p_adjusted)
-            record.tasks[task].verdict = verdict
             value = found.fail_bound if found.verdict == "fail" else found.bound
             text = f"{reason}: {check.reason}" if verdict in ("pass", "fail") else reason
             verdicts.append(_verdict(name, f"task_loss:{task}", verdict, text, value=100 * value, limit=check.margin))
     return verdicts
+
+
+def _p_pass(found: PairedVerdict) -> float:
+    """p of the test behind a pass; where the bound equals the margin the search ends on either side of 5 %."""
+    return min(found.p_pass, ALPHA) if found.verdict == "pass" else found.p_pass
 
 
 def _overrule_task(

@@ -163,7 +163,7 @@ class Experiment:
         steps = build_steps(result, stream_end=streams.stream_positions)
         items, tasks = score_items(streams, result, list(plans))
         shape, n_layers = self._shape(), len(result.layer_indices)
-        bitwise = _lockstep_bitwise(result, plans) + bitwise
+        bitwise = _lockstep_bitwise(result, plans) + _interpreted_again(outcome) + bitwise
         records: dict[str, PlanRecord] = {}
         for name, plan in plans.items():
             records[name] = PlanRecord(
@@ -269,6 +269,23 @@ def _lockstep_bitwise(result: LockstepResult, plans: dict[str, PrecisionPlan]) -
                 )
             )
     return records
+
+
+def _interpreted_again(outcome: CrossCheckOutcome | None) -> list[BitwiseRecord]:
+    """The baseline against itself in the interpreted kernels."""
+    if outcome is None:
+        return []
+    return [
+        BitwiseRecord(
+            invariant="A/A",
+            recurrence="gdn",
+            case={"where": "logits and layer outputs of the interpreted cross-check", "steps": outcome.steps},
+            equal=outcome.again_equal,
+            n_different=0 if outcome.again_equal else 1,
+            max_ulp=0,
+            first_different=None,
+        )
+    ]
 
 
 def _promise(plan: PrecisionPlan) -> str | None:

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from driftgate.accuracy.plans import BASELINE, PrecisionPlan, Role
-from driftgate.errors import DriftgateError, InputError, UsageError, unknown_name
+from driftgate.errors import DriftgateError, EmptyRunError, InputError, UsageError, unknown_name
 
 __all__ = ["PlanEntry", "Suite", "bundled_suites", "load_suite"]
 
@@ -54,11 +54,26 @@ class Suite(BaseModel):
     plans: Annotated[tuple[PlanEntry, ...], Field(min_length=1)]
     tasks: tuple[str, ...] = ()
     sequences: Annotated[int, Field(ge=1)] = 16
-    steps: Annotated[int, Field(ge=1)] = 1024
+    steps: int = 1024
     batch: Annotated[int, Field(ge=1)] = 16
     prefill: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     cross_check_cycles: Annotated[int, Field(ge=2)] = 2
+
+    @field_validator("steps")
+    @classmethod
+    def _check_steps(cls, steps: int) -> int:
+        if steps < 1:
+            raise EmptyRunError(f"steps {steps}: no step would be decoded; give 1 or more")
+        return steps
+
+    @field_validator("tasks")
+    @classmethod
+    def _check_tasks(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+        for name in tasks:
+            if tasks.count(name) > 1:
+                raise UsageError(f"task {name} is listed twice; list it once")
+        return tasks
 
     @field_validator("plans")
     @classmethod
@@ -98,7 +113,8 @@ def load_suite(name: str) -> Suite:
     """A bundled suite by name, or a YAML file by path.
 
     Raises:
-        UsageError: no bundled suite has that name, or a plan or task in it is unknown.
+        UsageError: no bundled suite has that name, or a plan in it is unknown or listed twice.
+        EmptyRunError: it asks for no steps.
         InputError: the file is missing, no YAML, or not of this schema.
     """
     path = Path(name)

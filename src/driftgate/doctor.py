@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import sys
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -52,10 +53,14 @@ def _package(name: str, least: str) -> Finding:
         found = version(name)
     except PackageNotFoundError:
         return Finding("bad", name, f"not installed; driftgate needs {name} >= {least}")
-    numbers = [tuple(int(n) for n in v.split("+")[0].split(".")[:2]) for v in (found, least)]
-    if numbers[0] < numbers[1]:
+    if _release(found) < _release(least):
         return Finding("bad", name, f"{found}; driftgate needs {least} or later")
     return Finding("ok", name, found)
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version, whatever follows them (rc1, .dev0, +cu130)."""
+    return tuple(int(n) for n in re.findall(r"\d+", text)[:2])
 
 
 def _device() -> Finding:
@@ -76,8 +81,11 @@ def _interpreter() -> Finding:
     release = ".".join(version("triton").split(".")[:2])
     if release in CHECKED_RELEASES:
         return Finding("ok", "interpreter", f"Triton {release} is one of those that were checked")
+    import torch
+
+    wanted = "note" if torch.cuda.is_available() else "bad"  # a GPU runs the compiled kernels
     return Finding(
-        "bad", "interpreter", f"Triton {release} was not checked; install one of {', '.join(CHECKED_RELEASES)}"
+        wanted, "interpreter", f"Triton {release} was not checked; install one of {', '.join(CHECKED_RELEASES)}"
     )
 
 

@@ -103,7 +103,6 @@ def prepare(
 
     rules = load_policy(policy)
     folder = find_model(chosen.model)
-    check_out(out)
 
     from driftgate.accuracy.models import load_model, resolve_device
     from driftgate.evals.experiment import Experiment, choose_backend
@@ -117,6 +116,7 @@ def prepare(
         raise UsageError("backend triton-interpret needs TRITON_INTERPRET=1 in the environment before driftgate starts")
     if way is not Backend.TRITON_INTERPRET and os.environ.get("TRITON_INTERPRET") == "1":
         raise UsageError(f"TRITON_INTERPRET=1 is set, so Triton cannot compile; unset it for --backend {way.value}")
+    check_out(out)
     experiment = Experiment(
         suite=chosen,
         loaded=load_model(folder, name=chosen.model, device=device, dtype=dtype),
@@ -136,9 +136,13 @@ def choose_suite(suite: str, choices: Mapping[str, Any]) -> Suite:
         suite: bundled name or YAML file.
         choices: model, plans, controls, tasks, steps, sequences, batch, seed as ``prepare`` takes them; others are
             left alone.
+
+    Raises:
+        DriftgateError: a name, plan or size that does not fit.
     """
     from driftgate.evals.suite import load_suite, merge_plans
     from driftgate.evals.tasks import load_task
+    from driftgate.evals.tasks.build import make_layout
 
     loaded = load_suite(suite)
     fields = {name: choices.get(name) for name in ("model", "steps", "sequences", "batch", "seed")}
@@ -150,6 +154,7 @@ def choose_suite(suite: str, choices: Mapping[str, Any]) -> Suite:
     )
     for name in chosen.tasks:
         load_task(name)
+    make_layout(chosen.steps + chosen.prefill)
     return chosen
 
 
@@ -181,9 +186,9 @@ def check_out(out: Path) -> None:
     Raises:
         InputError: it holds something already, or cannot be written.
     """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"output {out} is a file; choose a folder with --out")
     try:
+        if out.exists() and not out.is_dir():
+            raise InputError(f"output {out} is a file; choose a folder with --out")
         out.mkdir(parents=True, exist_ok=True)
         taken = next(out.iterdir(), None)
         probe = out / ".driftgate-write-test"
