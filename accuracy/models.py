@@ -46,6 +46,17 @@ class LoadedModel:
     hashes: dict[str, str]
 
     @property
+    def first_token(self) -> int:
+        """Token that a stream begins with: BOS, else EOS, else 0."""
+        config = getattr(self.model.config, "text_config", self.model.config)
+        for owner in (self.tokenizer, config):
+            for name in ("bos_token_id", "eos_token_id"):
+                token = getattr(owner, name, None)
+                if isinstance(token, int):
+                    return token
+        return 0
+
+    @property
     def n_parameters(self) -> int:
         """Number of weights."""
         return sum(p.numel() for p in self.model.parameters())

@@ -20,6 +20,7 @@ import torch
 from driftgate.accuracy.analysis import build_steps, counter_fields, state_record, summarize_plan
 from driftgate.accuracy.certify import certify
 from driftgate.accuracy.crosscheck import CrossCheckJob, CrossCheckOutcome, certified, steps_needed
+from driftgate.accuracy.generation import generate_streams
 from driftgate.accuracy.lockstep import LockstepResult, LockstepRunner, Probe
 from driftgate.accuracy.models import LoadedModel
 from driftgate.accuracy.plans import PrecisionPlan
@@ -111,10 +112,20 @@ class Experiment:
         return self.suite.steps * -(-self.suite.sequences // self.suite.batch)
 
     def _streams(self) -> Streams:
-        suite = self.suite
-        return make_streams(
-            tasks=suite.tasks, n_sequences=suite.sequences, length=suite.steps + suite.prefill, seed=suite.seed
+        suite, length = self.suite, self.suite.steps + self.suite.prefill
+        if suite.stream != "generation":
+            return make_streams(tasks=suite.tasks, n_sequences=suite.sequences, length=length, seed=suite.seed)
+        token_ids = generate_streams(
+            self.loaded.model,
+            np.asarray([self.loaded.first_token]),
+            n_sequences=suite.sequences,
+            length=length,
+            seed=suite.seed,
+            batch=min(suite.batch, suite.sequences),
+            backend=self.backend,
+            vocab_size=self.loaded.vocab_size,
         )
+        return Streams(token_ids=token_ids, questions=(), stream_positions=length)
 
     def _start_cross_check(self, streams: Streams, plans: dict[str, PrecisionPlan], steps: int) -> CrossCheckJob:
         suite = self.suite
@@ -228,6 +239,7 @@ class Experiment:
             seeds={"streams": suite.seed},
             plans={str(p): {"role": e.role} for e in suite.plans for p in (e.parsed(),)},
             streams={
+                "kind": suite.stream,
                 "sequences": len(streams.token_ids),
                 "prefill": suite.prefill,
                 "decoded_steps": suite.steps,

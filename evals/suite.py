@@ -37,6 +37,8 @@ class Suite(BaseModel):
         name, title: for lists and reports.
         model: embedded checkpoint, folder or hub id.
         plans: every plan once; the baseline always runs and is not listed.
+        stream: ``tasks`` for the streams that the tasks are asked in, ``generation`` for the baseline's own
+            generation; ``auto`` takes the first for embedded checkpoints, which were trained on them.
         tasks: tasks whose questions stand at the end of the streams; empty for none.
         sequences: streams.
         steps: decoded steps of each stream, prefill not counted.
@@ -52,6 +54,7 @@ class Suite(BaseModel):
     title: str = ""
     model: str = "tiny-gdn"
     plans: Annotated[tuple[PlanEntry, ...], Field(min_length=1)]
+    stream: Literal["auto", "tasks", "generation"] = "auto"
     tasks: tuple[str, ...] = ()
     sequences: Annotated[int, Field(ge=1)] = 16
     steps: int = 1024
