@@ -23,18 +23,18 @@ from driftgate.accuracy.records import BitwiseRecord
 from driftgate.errors import EmptyRunError
 from driftgate.kernels.contract import Backend, HeadShape
 from driftgate.kernels.gdn import implementation as find_implementation
-from driftgate.quant.formats import FORMATS
 
 if TYPE_CHECKING:
     from driftgate.accuracy.observers import RecordedInputs
 
-__all__ = ["DEFAULT_LENGTHS", "DEFAULT_SHAPES", "Kernels", "certify", "count_cases"]
+__all__ = ["DEFAULT_FORMATS", "DEFAULT_LENGTHS", "DEFAULT_SHAPES", "Kernels", "certify", "count_cases"]
 
 DEFAULT_SHAPES = (
     HeadShape(key_heads=1, value_heads=2, d_k=16, d_v=16),
     HeadShape(key_heads=2, value_heads=4, d_k=40, d_v=24),
 )
 DEFAULT_LENGTHS = (1, 2, 3, 5, 8, 16)
+DEFAULT_FORMATS = ("fp32", "bf16", "fp16", "fp8", "nvfp4")
 
 
 def certify(
@@ -42,7 +42,7 @@ def certify(
     backend: Backend,
     shapes: Sequence[HeadShape] = DEFAULT_SHAPES,
     lengths: Sequence[int] = DEFAULT_LENGTHS,
-    formats: Sequence[str] = tuple(FORMATS),
+    formats: Sequence[str] = DEFAULT_FORMATS,
     recorded: RecordedInputs | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -92,7 +92,7 @@ def count_cases(
     *,
     shapes: Sequence[HeadShape] = DEFAULT_SHAPES,
     lengths: Sequence[int] = DEFAULT_LENGTHS,
-    formats: Sequence[str] = tuple(FORMATS),
+    formats: Sequence[str] = DEFAULT_FORMATS,
     recorded: RecordedInputs | None = None,
 ) -> int:
     """Records that ``certify`` returns for these arguments."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,7 +96,7 @@ class CrossCheckJob:
                 env=environment,
                 stdout=log,
                 stderr=log,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # nothing is written: it closes when this process ends, however it ends
             )
 
     def result(self) -> CrossCheckOutcome:
@@ -113,7 +115,7 @@ class CrossCheckJob:
             with np.load(self.path / "logits.npz") as stored:
                 logits = {name: stored[f"plan{i}"] for i, name in enumerate(report["names"])}
         finally:
-            self._folder.cleanup()
+            self._release()
         return CrossCheckOutcome(
             steps=report["steps"],
             logits=logits,
@@ -127,6 +129,11 @@ class CrossCheckJob:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        self._release()
+
+    def _release(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._folder.cleanup()
 
 
@@ -144,6 +151,17 @@ def certified(plans: Mapping[str, PrecisionPlan]) -> dict[str, Sequence[Any]]:
 def shorten(recorded: RecordedInputs) -> RecordedInputs:
     """One layer of what was recorded: an interpreted step costs tens of milliseconds a head."""
     return replace(recorded, inputs=recorded.inputs[:1], initial=recorded.initial[:1])
+
+
+def _follow_parent(path: Path) -> None:
+    """End this process and remove its folder as soon as the parent is gone, which a signal may have ended."""
+
+    def wait() -> None:
+        os.read(0, 1)
+        shutil.rmtree(path, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _main(path: Path) -> None:
@@ -187,4 +205,5 @@ def _main(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    _follow_parent(Path(sys.argv[1]))
     _main(Path(sys.argv[1]))

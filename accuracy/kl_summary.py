@@ -196,5 +196,5 @@ def _block_pass(
     if n_effective < N_EFFECTIVE_MIN:
         return f"the steps are worth {n_effective:.0f} independent ones, {N_EFFECTIVE_MIN} are needed"
     if sd_ln is not None and sd_ln > SD_LN_MAX:
-        return f"sd(ln KL) = {sd_ln:.2f} is above {SD_LN_MAX:g}: the interval of the mean does not hold, see geo"
+        return f"sd(ln KL) = {sd_ln:.2f} is above {SD_LN_MAX:g}: the interval of the mean does not hold, see geo_mean"
     return None

@@ -15,7 +15,7 @@ from driftgate.quant.arithmetic import Arithmetic
 from driftgate.quant.elements import cast_e2m1
 
 __all__ = ["FLT_MAX", "Codec", "Parts", "divide", "encode_scale", "max_magnitude", "pack_pairs", "pad_row"]
-__all__ += ["saturate_e2m1"]
+__all__ += ["saturate_e2m1", "to_blocks"]
 
 FLT_MAX = torch.finfo(torch.float32).max
 
@@ -32,13 +32,11 @@ class Codec:
             random words of each element or None for nearest even. May return x itself as codes.
         decode: codes, block scales, scales and d_k to float32 [..., d_k].
         saturate: codes and x, the codes of non-finite elements replaced by what the format makes of them.
-        stochastic: whether encode takes words.
     """
 
     encode: Callable[[Tensor, Tensor, Arithmetic, Tensor | None], Parts]
     decode: Callable[[Tensor, Tensor | None, Tensor | None, int], Tensor]
     saturate: Callable[[Tensor, Tensor], Tensor]
-    stochastic: bool = True
 
 
 def max_magnitude(x: Tensor) -> Tensor:
@@ -60,10 +58,16 @@ def encode_scale(max_code: float, amax: Tensor) -> Tensor:
     return torch.where(amax == 0, 1.0, divide(max_code, amax))
 
 
-def pad_row(x: Tensor, block: int, value: float = 0.0) -> Tensor:
-    """x [..., d_k] filled up to whole blocks."""
+def pad_row(x: Tensor, block: int) -> Tensor:
+    """Rows [..., d_k] filled up to whole blocks."""
     pad = -x.shape[-1] % block
-    return torch.nn.functional.pad(x, (0, pad), value=value) if pad else x
+    return torch.nn.functional.pad(x, (0, pad)) if pad else x
+
+
+def to_blocks(x: Tensor, block: int) -> Tensor:
+    """Rows [..., d_k] as [..., ceil(d_k/block), block], filled up with zeros."""
+    x = pad_row(x, block)
+    return x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
 
 
 def pack_pairs(codes: Tensor) -> Tensor:

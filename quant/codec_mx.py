@@ -9,11 +9,13 @@ its block's scale 255 and the whole block NaN; ``encode_rows`` and ``quantize`` 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from driftgate.quant.arithmetic import Arithmetic, MxRule
-from driftgate.quant.codec import Codec, Parts, max_magnitude, pack_pairs, pad_row, saturate_e2m1
+from driftgate.quant.codec import Codec, Parts, max_magnitude, pack_pairs, saturate_e2m1, to_blocks
 from driftgate.quant.elements import E2M1, Element, look_up
 
 __all__ = ["BLOCK", "choose_exponents", "mx_codec", "mxfp4_codec"]
@@ -50,7 +52,7 @@ def choose_exponents(bmax: Tensor, element: Element, rule: MxRule) -> Tensor:
     return torch.where(bmax.isnan(), 255, code.clamp(0, 254)).to(torch.uint8)
 
 
-def mx_codec(element: Element, table: str) -> Codec:
+def mx_codec(element: Element, table: Literal["e4m3", "e5m2"]) -> Codec:
     """Codec of 8-bit elements, stored unpadded."""
 
     def encode(x: Tensor, amax: Tensor, arithmetic: Arithmetic, words: Tensor | None) -> Parts:
@@ -59,14 +61,13 @@ def mx_codec(element: Element, table: str) -> Codec:
 
     def decode(codes: Tensor, block_scales: Tensor | None, scales: Tensor | None, d_k: int) -> Tensor:
         assert block_scales is not None
-        values = pad_row(look_up(table, codes), BLOCK)  # type: ignore[arg-type]
-        return _scale_blocks(values, block_scales, d_k)
+        return _scale_blocks(look_up(table, codes), block_scales, d_k)
 
     def saturate(codes: Tensor, x: Tensor) -> Tensor:
         codes = torch.where(x.isinf(), element.nearest(x.nan_to_num(0.0)), codes)
         return codes.masked_fill_(x.isnan(), 0x7F)
 
-    return Codec(encode, decode, saturate, stochastic=False)
+    return Codec(encode, decode, saturate)
 
 
 def mxfp4_codec() -> Codec:
@@ -80,17 +81,17 @@ def mxfp4_codec() -> Codec:
         assert block_scales is not None
         return _scale_blocks(look_up("e2m1 pairs", codes).view(torch.float32), block_scales, d_k)
 
-    return Codec(encode, decode, saturate_e2m1, stochastic=False)
+    return Codec(encode, decode, saturate_e2m1)
 
 
 def _encode_blocks(x: Tensor, element: Element, rule: MxRule) -> tuple[Tensor, Tensor]:
     """Codes uint8 [..., whole blocks], unpacked, and E8M0 codes [..., n_blocks] of x [..., d_k]."""
-    blocks = pad_row(x, BLOCK).unflatten(-1, (-1, BLOCK))
+    blocks = to_blocks(x, BLOCK)
     scales = choose_exponents(max_magnitude(blocks).squeeze(-1), element, rule)
     inverse = look_up("e8m0", 254 - scales.clamp(max=254))
     return element.nearest(blocks * inverse.unsqueeze(-1)).flatten(-2), scales
 
 
 def _scale_blocks(values: Tensor, block_scales: Tensor, d_k: int) -> Tensor:
-    blocks = values.unflatten(-1, (-1, BLOCK)) * look_up("e8m0", block_scales).unsqueeze(-1)
+    blocks = to_blocks(values, BLOCK) * look_up("e8m0", block_scales).unsqueeze(-1)
     return blocks.flatten(-2)[..., :d_k].contiguous()

@@ -28,8 +28,8 @@ from driftgate.quant.codec import (
     encode_scale,
     max_magnitude,
     pack_pairs,
-    pad_row,
     saturate_e2m1,
+    to_blocks,
 )
 from driftgate.quant.elements import E2M1, cast_e2m1, cast_e2m1_in_place, cast_e4m3, look_up
 
@@ -50,7 +50,7 @@ def nvfp4_codec() -> Codec:
 
 
 def _encode(x: Tensor, amax: Tensor, arithmetic: Arithmetic, words: Tensor | None) -> Parts:
-    blocks = pad_row(x, _BLOCK).unflatten(-1, (-1, _BLOCK))
+    blocks = to_blocks(x, _BLOCK)
     bmax = max_magnitude(blocks).squeeze(-1)
     if arithmetic.profile is Profile.MODELOPT:
         scales = _decode_scale(amax)
@@ -69,7 +69,7 @@ def _encode(x: Tensor, amax: Tensor, arithmetic: Arithmetic, words: Tensor | Non
     if words is None:
         codes = cast_e2m1_in_place(scaled)
     else:
-        words = pad_row(words, _BLOCK).view(blocks.shape)
+        words = to_blocks(words, _BLOCK)
         codes = E2M1.encode(scaled, words, random_bits=arithmetic.e2m1_random_bits)
     return pack_pairs(codes.flatten(-2)), block_scales, scales
 
@@ -79,7 +79,7 @@ def _decode(codes: Tensor, block_scales: Tensor | None, scales: Tensor | None, d
     assert scales is not None
     d = look_up("e4m3", block_scales) * scales
     values = look_up("e2m1 pairs", codes).view(torch.float32)
-    x = (values.unflatten(-1, (-1, _BLOCK)) * d.unsqueeze(-1)).flatten(-2)
+    x = (to_blocks(values, _BLOCK) * d.unsqueeze(-1)).flatten(-2)
     return x[..., :d_k].contiguous()
 
 
@@ -103,7 +103,7 @@ def _sum_errors(
 ) -> Tensor:
     """Error of each block [...] if it had these scales, in the units of x: squares or magnitudes."""
     codes = cast_e2m1(blocks * _invert(block_scales, scales))
-    values = look_up("e2m1 pairs", codes).view(torch.float32).unflatten(-1, (-1, 2))[..., 0].view(codes.shape)
+    values = look_up("e2m1 pairs", codes).view(torch.float32)[..., ::2]  # a code alone is an even element
     values = values * look_up("e4m3", block_scales).unsqueeze(-1) * amax.unsqueeze(-1)
     error = torch.div(values, torch.full_like(values, top)) - blocks
     error = error.abs() if choice in (BlockChoice.MAE_256, BlockChoice.MAE_448) else error * error

@@ -3,20 +3,27 @@
 Notable: the codes are those of :mod:`driftgate.quant.codecs` bit for bit. Every quotient is ``tl.div_rn``,
 because ``/`` compiles to an approximation; no product is added to anything in here, so ``enable_fp_fusion``
 changes nothing (a caller that adds to a loaded tile would let it: the last operation of a load is a product).
-Low-precision elements are read and written as [BV, BK/16, 16], packed ones as [BV, BK/2],
-never as [BV, BK]: Triton takes the layout of ``tl.sum``, hence its order of additions, from the widest access
-of that shape, and a copy in another format must not move the bits of the recurrence. FP32 alone uses the
+Elements of 16 bits are read and written as [BV, BK/8, 8], those of 8 bits as [BV, BK/16, 16], packed ones as
+[BV, BK/2], never as [BV, BK]: Triton takes the layout of ``tl.sum``, hence its order of additions, from the widest
+access of that shape, and a copy in another format must not move the bits of the recurrence. FP32 alone uses the
 plain tile, as the baseline does.
 
 One head as it is stored, contiguous, pointers at its first element::
 
-    format   codes                                      block_scales            row_scales
-    fp32     float32  [d_v, d_k]
-    bf16     bfloat16 [d_v, d_k]
-    fp16     float16  [d_v, d_k]
-    fp8      uint8    [d_v, d_k], raw E4M3FN                                    float32 [d_v], decode scale
-    nvfp4    uint8    [d_v, 8*ceil(d_k/16)], even       uint8 [d_v, ceil(       float32 [d_v], decode scale
-             element in the low nibble                  d_k/16)], raw E4M3FN
+    format    codes                                      block_scales            row_scales
+    fp32      float32  [d_v, d_k]
+    bf16      bfloat16 [d_v, d_k]
+    fp16      float16  [d_v, d_k]
+    fp8       uint8    [d_v, d_k], raw E4M3FN                                    float32 [d_v], decode scale
+    fp8_e5m2  uint8    [d_v, d_k], raw E5M2                                      float32 [d_v], decode scale
+    int8      int8     [d_v, d_k]                                                float32 [d_v], decode scale
+    int16     int16    [d_v, d_k]                                                float32 [d_v], decode scale
+    nvfp4     uint8    [d_v, 8*ceil(d_k/16)], even       uint8 [d_v, ceil(       float32 [d_v], decode scale
+              element in the low nibble                  d_k/16)], raw E4M3FN
+    mxfp4     uint8    [d_v, 16*ceil(d_k/32)], even      uint8 [d_v, ceil(
+              element in the low nibble                  d_k/32)], E8M0
+    mxfp8     uint8    [d_v, d_k], raw E4M3FN            uint8 [d_v, ceil(
+                                                         d_k/32)], E8M0
 
 Pointers that a format does not use are never read. Arguments shared by the functions:
 
@@ -24,40 +31,36 @@ Pointers that a format does not use are never read. Arguments shared by the func
 * ``D_V``, ``D_K``: rows and row length of the head. ``BV``, ``BK``: the tile, powers of two, BK >=
   max(16, D_K).
 * ``FORMAT``: a :class:`FormatId`, from ``FORMAT_IDS[format.name]``.
-* ``CVT``: convert E4M3 by instruction (sm_89 and later, and the interpreter), or in integers, which gives the
-  same bits.
+* ``CVT``: convert E4M3 and E5M2 by instruction (sm_89 and later, and the interpreter), or in integers, which
+  gives the same bits.
+* ``SR``: round elements at random, with ``words`` from :func:`draw_words`; scales stay nearest. Formats without
+  stochastic rounding (fp32, mxfp4, mxfp8) refuse to compile with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import IntEnum
-from types import MappingProxyType
-
 import triton
 import triton.language as tl
 
-__all__ = ["FORMAT_IDS", "FormatId", "load_tile", "round_trip_tile", "store_tile"]
+from driftgate.quant.device_codecs import (
+    BLOCKS,
+    FORMAT_IDS,
+    WIDTHS,
+    FormatId,
+    cast_tile,
+    decode_elements,
+    quantize_e2m1,
+    quantize_mxfp8,
+    quantize_rows,
+)
+from driftgate.quant.device_elements import decode_e2m1, decode_e4m3, decode_e8m0
 
-
-class FormatId(IntEnum):
-    """The formats that kernels know, as the constexpr ``FORMAT``."""
-
-    FP32 = 0
-    BF16 = 1
-    FP16 = 2
-    FP8 = 3
-    NVFP4 = 4
-
-
-#: Format name, as in ``driftgate.quant.FORMATS``, to the ``FORMAT`` of kernels.
-FORMAT_IDS: Mapping[str, FormatId] = MappingProxyType({member.name.lower(): member for member in FormatId})
+__all__ = ["FORMAT_IDS", "FormatId", "draw_words", "load_tile", "round_trip_tile", "store_tile"]
 
 _FP32 = tl.constexpr(int(FormatId.FP32))
-_FP8 = tl.constexpr(int(FormatId.FP8))
+_FP16 = tl.constexpr(int(FormatId.FP16))  # the last of those without scales
 _NVFP4 = tl.constexpr(int(FormatId.NVFP4))
-_BF16 = tl.constexpr(int(FormatId.BF16))
-_FLT_MAX = tl.constexpr(3.4028234663852886e38)
+_MXFP8 = tl.constexpr(int(FormatId.MXFP8))
 _INF = tl.constexpr(float("inf"))
 
 
@@ -79,38 +82,40 @@ def load_tile(
     Nothing outside the head is read. Twin: ``driftgate.quant.decode_rows``.
     """
     in_rows = o_v < D_V
+    BLOCK: tl.constexpr = BLOCKS[FORMAT]
+    WIDTH: tl.constexpr = WIDTHS[FORMAT]
+    SCALED: tl.constexpr = FORMAT > _FP16
+    B: tl.constexpr = min(BLOCK, BK)
+    NB: tl.constexpr = (D_K + BLOCK - 1) // BLOCK
     if FORMAT == _FP32:
         o_k = tl.arange(0, BK)
         mask = in_rows[:, None] & (o_k < D_K)[None, :]
         b_tile = tl.load(codes + o_v[:, None] * D_K + o_k[None, :], mask=mask, other=0.0)
-    elif FORMAT == _NVFP4:
-        NB: tl.constexpr = (D_K + 15) // 16
+    elif WIDTH == 2:
         o_p = tl.arange(0, BK // 2)
-        mask = in_rows[:, None] & (o_p < NB * 8)[None, :]
-        b_bytes = tl.load(codes + o_v[:, None] * (NB * 8) + o_p[None, :], mask=mask, other=0).to(tl.int16)
-        # A nibble s|ee|m at bits 15, 11, 10, 9 is a float16 of 2^-14 times its value, the subnormal 0.5
-        # included.
+        mask = in_rows[:, None] & (o_p < NB * (BLOCK // 2))[None, :]
+        p_codes = codes + o_v[:, None] * (NB * (BLOCK // 2)) + o_p[None, :]
+        b_bytes = tl.load(p_codes, mask=mask, other=0).to(tl.int16)
         b_low = ((b_bytes << 12) >> 3) & -0x7200
         b_high = ((b_bytes << 8) >> 3) & -0x7200
-        b_half = tl.reshape(tl.join(b_low, b_high), [BV, BK // 16, 16]).to(tl.float16, bitcast=True)
-        o_b = tl.arange(0, BK // 16)
-        mask = in_rows[:, None] & (o_b < NB)[None, :]
-        b_s8 = tl.load(block_scales + o_v[:, None] * NB + o_b[None, :], mask=mask, other=0)
-        b_s2 = tl.load(row_scales + o_v, mask=in_rows, other=0.0)
-        b_d = _decode_e4m3(b_s8, CVT) * b_s2[:, None]
-        b_tile = tl.reshape((b_half.to(tl.float32) * 16384.0) * b_d[:, :, None], [BV, BK])
-        if D_K % 16 != 0:
+        b_values = decode_e2m1(tl.reshape(tl.join(b_low, b_high), [BV, BK // B, B]))
+        b_d = _load_block_scales(block_scales, row_scales, o_v, in_rows, NB, BK // B, FORMAT, CVT)
+        b_tile = tl.reshape(b_values * b_d[:, :, None], [BV, BK])
+        if D_K % BLOCK != 0:
             b_tile = tl.where((tl.arange(0, BK) < D_K)[None, :], b_tile, 0.0)
     else:
-        WIDTH: tl.constexpr = 16 if FORMAT == _FP8 else 8
         o_k = tl.arange(0, BK // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
         mask = in_rows[:, None, None] & (o_k < D_K)[None, :, :]
         p_codes = codes + o_v[:, None, None] * D_K + o_k[None, :, :]
-        if FORMAT == _FP8:
-            b_scale = tl.load(row_scales + o_v, mask=in_rows, other=0.0)
-            b_values = _decode_e4m3(tl.load(p_codes, mask=mask, other=0), CVT) * b_scale[:, None, None]
+        b_codes = tl.load(p_codes, mask=mask, other=0)
+        if FORMAT == _MXFP8:
+            b_d = _load_block_scales(block_scales, row_scales, o_v, in_rows, NB, BK // B, FORMAT, CVT)
+            b_values = tl.reshape(decode_e4m3(b_codes, CVT), [BV, BK // B, B]) * b_d[:, :, None]
         else:
-            b_values = tl.load(p_codes, mask=mask, other=0.0).to(tl.float32)
+            b_values = decode_elements(b_codes, FORMAT, CVT)
+            if SCALED:
+                b_scale = tl.load(row_scales + o_v, mask=in_rows, other=0.0)
+                b_values = b_values * b_scale[:, None, None]
         b_tile = tl.reshape(b_values, [BV, BK])
     return b_tile
 
@@ -128,51 +133,61 @@ def store_tile(
     BK: tl.constexpr,
     FORMAT: tl.constexpr,
     CVT: tl.constexpr = True,
+    SR: tl.constexpr = False,
+    words=0,
 ):
     """Quantise ``tile`` (float32 [BV, BK]) into rows ``o_v`` of one head; 1 if it is not finite, else 0.
 
-    The result is int32. Nearest even. Rows >= D_V and columns >= D_K of the tile are ignored and nothing
-    outside the head is written; the last NVFP4 block of a row is filled up with zeros. Scales are taken over
-    finite elements. A non-finite element is stored as nvfp4: NaN +6, inf with its sign 6; fp8: NaN 0x7F, inf
-    with its sign 448; else as it is. 1 is returned for it, and for a finite element that becomes infinite in
-    fp16 or bf16. Twin: ``driftgate.quant.encode_rows(nonfinite="saturate")``.
+    The result is int32. Nearest even unless SR. Rows >= D_V and columns >= D_K of the tile are ignored and nothing
+    outside the head is written; the last packed block of a row is filled up with zeros. Scales are taken over
+    finite elements. A non-finite element is stored as E2M1: NaN +6, inf with its sign 6; E4M3 and E5M2: NaN 0x7F,
+    inf with its sign the greatest value; integers: NaN and inf the greatest code, -inf its negative; else as it is.
+    1 is returned for it, and for a finite element that becomes infinite in fp16 or bf16. Twin:
+    ``driftgate.quant.encode_rows(nonfinite="saturate")``.
     """
     in_rows = o_v < D_V
+    BLOCK: tl.constexpr = BLOCKS[FORMAT]
+    WIDTH: tl.constexpr = WIDTHS[FORMAT]
+    SCALED: tl.constexpr = FORMAT > _FP16
+    B: tl.constexpr = min(BLOCK, BK)
+    NB: tl.constexpr = (D_K + BLOCK - 1) // BLOCK
     if (D_V % BV) + (BK - D_K) > 0:
         tile = tl.where(in_rows[:, None] & (tl.arange(0, BK) < D_K)[None, :], tile, 0.0)
     if FORMAT == _FP32:
+        tl.static_assert(not SR, "fp32 has no stochastic rounding")
         o_k = tl.arange(0, BK)
         mask = in_rows[:, None] & (o_k < D_K)[None, :]
         tl.store(codes + o_v[:, None] * D_K + o_k[None, :], tile, mask=mask)
-        bad = tl.max((tl.abs(tile) < _INF).to(tl.int32) ^ 1)
-    elif FORMAT == _NVFP4:
-        NB: tl.constexpr = (D_K + 15) // 16
-        _, b_code, b_sign, b_finite, b_s8, _, b_s2 = _quantize_nvfp4(tile, BV, BK, CVT)
+        b_finite = tl.abs(tile) < _INF
+    elif WIDTH == 2:
+        _, b_code, b_sign, b_finite, b_scales, _, b_s2 = quantize_e2m1(tile, BV, BK, FORMAT, CVT, SR, words)
         b_code |= (b_sign >> 28) & 8
         b_low, b_high = tl.split(tl.reshape(b_code, [BV, BK // 2, 2]))
         o_p = tl.arange(0, BK // 2)
-        mask = in_rows[:, None] & (o_p < NB * 8)[None, :]
+        mask = in_rows[:, None] & (o_p < NB * (BLOCK // 2))[None, :]
         b_bytes = (b_low | (b_high << 4)).to(tl.uint8)
-        tl.store(codes + o_v[:, None] * (NB * 8) + o_p[None, :], b_bytes, mask=mask)
-        o_b = tl.arange(0, BK // 16)
-        mask = in_rows[:, None] & (o_b < NB)[None, :]
-        tl.store(block_scales + o_v[:, None] * NB + o_b[None, :], b_s8, mask=mask)
-        tl.store(row_scales + o_v, b_s2, mask=in_rows)
-        bad = tl.max(b_finite.to(tl.int32) ^ 1)
+        p_codes = codes + o_v[:, None] * (NB * (BLOCK // 2)) + o_p[None, :]
+        tl.store(p_codes, b_bytes, mask=mask)
+        if B < BLOCK:  # the tile is half a block: the other half is padding
+            tl.store(p_codes + BK // 2, tl.zeros_like(b_bytes), mask=mask)
+        _store_block_scales(block_scales, b_scales, o_v, in_rows, NB, BK // B)
+        if FORMAT == _NVFP4:
+            tl.store(row_scales + o_v, b_s2, mask=in_rows)
     else:
-        WIDTH: tl.constexpr = 16 if FORMAT == _FP8 else 8
+        if FORMAT == _MXFP8:
+            b_codes, b_scales, b_finite = quantize_mxfp8(tile, BV, BK, CVT, SR)
+            _store_block_scales(block_scales, b_scales, o_v, in_rows, NB, BK // B)
+        elif not SCALED:
+            b_codes = cast_tile(tile, FORMAT, SR, words)
+            b_finite = tl.abs(b_codes.to(tl.float32)) < _INF
+        else:
+            b_codes, b_scale, b_finite = quantize_rows(tile, FORMAT, CVT, SR, words)
+            tl.store(row_scales + o_v, b_scale, mask=in_rows)
         o_k = tl.arange(0, BK // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
         mask = in_rows[:, None, None] & (o_k < D_K)[None, :, :]
         p_codes = codes + o_v[:, None, None] * D_K + o_k[None, :, :]
-        if FORMAT == _FP8:
-            b_codes, b_scale, b_finite = _quantize_fp8(tile, CVT)
-            tl.store(row_scales + o_v, b_scale, mask=in_rows)
-        else:
-            b_codes = tile.to(tl.bfloat16) if FORMAT == _BF16 else tile.to(tl.float16)
-            b_finite = tl.abs(b_codes.to(tl.float32)) < _INF
         tl.store(p_codes, tl.reshape(b_codes, [BV, BK // WIDTH, WIDTH]), mask=mask)
-        bad = tl.max(b_finite.to(tl.int32) ^ 1)
-    return bad
+    return tl.max(b_finite.to(tl.int32) ^ 1)
 
 
 @triton.jit
@@ -183,102 +198,81 @@ def round_trip_tile(
     BK: tl.constexpr,
     FORMAT: tl.constexpr,
     CVT: tl.constexpr = True,
+    SR: tl.constexpr = False,
+    words=0,
 ):
     """What :func:`load_tile` gives after :func:`store_tile` of ``tile``, bit for bit: float32 [BV, BK].
 
     Touches no memory. Rows that do not exist must be zero in ``tile``; they stay zero.
     """
+    BLOCK: tl.constexpr = BLOCKS[FORMAT]
+    WIDTH: tl.constexpr = WIDTHS[FORMAT]
+    SCALED: tl.constexpr = FORMAT > _FP16
+    B: tl.constexpr = min(BLOCK, BK)
     if BK != D_K:
         tile = tl.where((tl.arange(0, BK) < D_K)[None, :], tile, 0.0)
     if FORMAT == _FP32:
         b_tile = tile
-    elif FORMAT == _NVFP4:
-        b_magnitude, _, b_sign, _, _, b_d, _ = _quantize_nvfp4(tile, BV, BK, CVT)
+    elif WIDTH == 2:
+        b_magnitude, _, b_sign, _, _, b_d, _ = quantize_e2m1(tile, BV, BK, FORMAT, CVT, SR, words)
         b_value = (b_magnitude.to(tl.int32, bitcast=True) | b_sign).to(tl.float32, bitcast=True)
         b_tile = tl.reshape(b_value * b_d[:, :, None], [BV, BK])
-        if D_K % 16 != 0:
+        if D_K % BLOCK != 0:
             b_tile = tl.where((tl.arange(0, BK) < D_K)[None, :], b_tile, 0.0)
-    elif FORMAT == _FP8:
-        b_codes, b_scale, _ = _quantize_fp8(tile, CVT)
-        b_tile = _decode_e4m3(b_codes, CVT) * b_scale[:, None]
-    elif FORMAT == _BF16:
-        b_tile = tile.to(tl.bfloat16).to(tl.float32)
+    elif FORMAT == _MXFP8:
+        b_codes, b_scales, _ = quantize_mxfp8(tile, BV, BK, CVT, SR)
+        b_values = tl.reshape(decode_e4m3(b_codes, CVT), [BV, BK // B, B])
+        b_tile = tl.reshape(b_values * decode_e8m0(b_scales.to(tl.int32))[:, :, None], [BV, BK])
+    elif not SCALED:
+        b_tile = cast_tile(tile, FORMAT, SR, words).to(tl.float32)
     else:
-        b_tile = tile.to(tl.float16).to(tl.float32)
+        b_codes, b_scale, _ = quantize_rows(tile, FORMAT, CVT, SR, words)
+        b_tile = decode_elements(b_codes, FORMAT, CVT) * b_scale[:, None]
     return b_tile
 
 
 @triton.jit
-def _quantize_fp8(tile, CVT: tl.constexpr):
-    """Raw E4M3 codes uint8 [BV, BK], decode scale float32 [BV], and where the tile is finite."""
-    b_abs = tl.abs(tile)
-    b_finite = b_abs < _INF
-    b_amax = tl.max(tl.where(b_finite, b_abs, 0.0), axis=1)
-    b_e = tl.where(b_amax == 0.0, 1.0, tl.minimum(tl.div_rn(448.0, b_amax), _FLT_MAX))
-    b_codes = _encode_e4m3(tile * b_e[:, None], CVT)
-    b_codes = tl.where(tile == tile, b_codes, 0x7F)
-    return b_codes, tl.div_rn(1.0, b_e), b_finite
+def draw_words(o_v, D_K: tl.constexpr, BK: tl.constexpr, seed, first_element, tokens, stream):
+    """One random word for each element of a tile: uint32 [BV, BK]. Twin: ``driftgate.quant.Noise.words``.
 
+    Philox4x32-10, key ``seed``, counter (index of the element within its layer's [heads, d_v, d_k], 64 bits; tokens,
+    32; stream, 32), word 0.
 
-@triton.jit
-def _quantize_nvfp4(tile, BV: tl.constexpr, BK: tl.constexpr, CVT: tl.constexpr):
-    """Everything that a tile becomes in NVFP4: elements [BV, BK/16, 16], blocks [BV, BK/16], rows [BV].
-
-    Returns:
-        Magnitudes float32 in {0, .5, 1, 1.5, 2, 3, 4, 6}, their codes int32 0..7, sign bits int32 (bit 31),
-        where the tile is finite, raw E4M3 block scales uint8, decode scales of blocks float32, decode scales
-        of rows float32.
+    Args:
+        o_v, D_K, BK: rows of the tile, row length, columns.
+        seed: int64, of the plan.
+        first_element: int64, index of the head's first element, ``i_head * d_v * d_k``.
+        tokens: tokens that the sequence has seen, its low 32 bits count.
+        stream: ``hash_stream`` of sequence and layer, its low 32 bits count.
     """
-    b_x = tl.reshape(tile, [BV, BK // 16, 16])
-    b_x = tl.where(b_x == b_x, b_x, _INF)
-    b_abs = tl.abs(b_x)
-    b_finite = b_abs < _INF
-    b_bmax = tl.max(tl.where(b_finite, b_abs, 0.0), axis=2)
-    b_amax = tl.max(b_bmax, axis=1)
-    b_big_s = tl.where(b_amax == 0.0, 1.0, tl.minimum(tl.div_rn(2688.0, b_amax), _FLT_MAX))
-    b_s2 = tl.div_rn(1.0, b_big_s)
-    b_s8 = _encode_e4m3(b_bmax * (b_big_s * 0.16666666666666666)[:, None], CVT)
-    b_d = _decode_e4m3(b_s8, CVT) * b_s2[:, None]
-    b_r = tl.minimum(tl.div_rn(1.0, b_d), _FLT_MAX)
-    b_y = tl.minimum(b_abs * b_r[:, :, None], 6.0)
-    # E2M1 has a quantum of .5, 1 or 2 by binade from 1 on. Adding 2^22 times the binade's power of two leaves
-    # exactly that quantum as the last place, so the addition rounds, to nearest even, and the sum's bits
-    # count quanta.
-    b_binade = tl.maximum(b_y, 1.0).to(tl.int32, bitcast=True) & 0x7F800000
-    b_shift = b_binade + 0x0B000000
-    b_sum = b_y + b_shift.to(tl.float32, bitcast=True)
-    b_magnitude = b_sum - b_shift.to(tl.float32, bitcast=True)
-    b_code = b_sum.to(tl.int32, bitcast=True) - b_shift + ((b_binade >> 22) - 254)
-    b_sign = b_x.to(tl.int32, bitcast=True) & -0x80000000
-    return b_magnitude, b_code, b_sign, b_finite, b_s8, b_d, b_s2
+    o_k = tl.arange(0, BK).to(tl.int64)
+    o = tl.to_tensor(first_element).to(tl.int64) + o_v.to(tl.int64)[:, None] * D_K + o_k[None, :]
+    b_zero = tl.zeros_like(o).to(tl.uint32)
+    b_tokens = b_zero + tl.to_tensor(tokens).to(tl.uint32)
+    b_stream = b_zero + tl.to_tensor(stream).to(tl.uint32)
+    b_word, _, _, _ = tl.philox(seed, o.to(tl.uint32), (o >> 32).to(tl.uint32), b_tokens, b_stream, 10)
+    return b_word
 
 
 @triton.jit
-def _encode_e4m3(x, CVT: tl.constexpr):
-    """Raw E4M3FN bits uint8 of float32 x, nearest even, saturating at ±448; a NaN gives any code."""
-    x = tl.clamp(x, -448.0, 448.0)
-    if CVT:
-        b_codes = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+def _load_block_scales(
+    block_scales, row_scales, o_v, in_rows, NB: tl.constexpr, N: tl.constexpr, FORMAT: tl.constexpr, CVT: tl.constexpr
+):
+    """Decode scales float32 [BV, N] of the blocks of each row, the row's scale included."""
+    o_b = tl.arange(0, N)
+    mask = in_rows[:, None] & (o_b < NB)[None, :]
+    b_scales = tl.load(block_scales + o_v[:, None] * NB + o_b[None, :], mask=mask, other=0)
+    if FORMAT == _NVFP4:
+        b_s2 = tl.load(row_scales + o_v, mask=in_rows, other=0.0)
+        b_d = decode_e4m3(b_scales, CVT) * b_s2[:, None]
     else:
-        b_bits = x.to(tl.int32, bitcast=True)
-        b_abs = tl.abs(x)
-        b_magnitude = b_bits & 0x7FFFFFFF
-        b_normal = ((b_magnitude + 0x7FFFF + ((b_magnitude >> 20) & 1)) >> 20) - 960
-        # Below 2^-6 the quantum is 2^-9, the last place of 2^14.
-        b_tiny = (b_abs + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-        b_codes = tl.where(b_abs < 0.015625, b_tiny, b_normal) | ((b_bits >> 24) & 0x80)
-        b_codes = b_codes.to(tl.uint8)
-    return b_codes
+        b_d = decode_e8m0(b_scales.to(tl.int32))
+    return b_d
 
 
 @triton.jit
-def _decode_e4m3(codes, CVT: tl.constexpr):
-    """Float32 values of raw E4M3FN bits uint8."""
-    if CVT:
-        b_values = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    else:
-        # s|eeee|mmm at bits 15, 13..10, 9..7 is a float16 of 2^-8 times its value, subnormals included.
-        b_half = ((codes.to(tl.int16) << 8) >> 1) & -0x4080
-        b_values = b_half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-        b_values = tl.where((codes & 0x7F) == 0x7F, float("nan"), b_values)
-    return b_values
+def _store_block_scales(block_scales, b_scales, o_v, in_rows, NB: tl.constexpr, N: tl.constexpr):
+    """Raw block scales uint8 [BV, N]."""
+    o_b = tl.arange(0, N)
+    mask = in_rows[:, None] & (o_b < NB)[None, :]
+    tl.store(block_scales + o_v[:, None] * NB + o_b[None, :], b_scales, mask=mask)

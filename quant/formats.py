@@ -18,12 +18,13 @@ from driftgate.errors import unknown_name
 if TYPE_CHECKING:
     import torch
 
+    from driftgate.quant.arithmetic import Arithmetic
     from driftgate.quant.quantized import QuantizedTensor
 
 __all__ = ["FORMATS", "Format", "Rounding", "ScaleKind", "Scope", "get_format"]
 
 # Bytes of one stored element of each torch dtype that codes may have.
-_STORAGE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+_STORAGE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int16": 2, "int8": 1, "uint8": 1}
 
 
 class ScaleKind(Enum):
@@ -31,6 +32,7 @@ class ScaleKind(Enum):
 
     NONE = "none"
     SCOPE = "scope"  # one FP32 decode scale per scope: x = code * scale
+    BLOCK = "block"  # a power of two per block, E8M0: x = code * block_scale
     BLOCK_AND_SCOPE = "block+scope"  # E4M3 per block, FP32 per scope: x = code * (block_scale * scale)
 
 
@@ -41,12 +43,14 @@ class Scope(Enum):
     SLOT = "slot"
     HEAD = "head"
     ROW = "row"  # the elements along the axis of the scale blocks, by default one d_v row over d_k
+    ROW_32 = "1x32"  # 32 elements of a row; formats with an FP32 scale a scope and no block scales
 
 
 class Rounding(Enum):
     """How a value between two codes is rounded."""
 
     NEAREST = "nearest"  # IEEE round to nearest, ties to the even code; beyond the greatest value: saturate
+    STOCHASTIC = "stochastic"  # up or down at random, unbiased; scales stay nearest
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Format:
         storage: torch dtype name of the codes; ``uint8`` holds raw bits, two elements a byte where bits is 4.
         scale: which scales are stored.
         block: elements that share one block scale, None without block scales.
+        stochastic: whether elements can be rounded at random.
         aliases: other names that :func:`get_format` takes.
     """
 
@@ -71,6 +76,7 @@ class Format:
     storage: str
     scale: ScaleKind = ScaleKind.NONE
     block: int | None = None
+    stochastic: bool = True
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -98,7 +104,7 @@ class Format:
     @property
     def block_scaled(self) -> bool:
         """Whether blocks along a row have scales of their own."""
-        return self.scale is ScaleKind.BLOCK_AND_SCOPE
+        return self.scale in (ScaleKind.BLOCK, ScaleKind.BLOCK_AND_SCOPE)
 
     @property
     def scope_scaled(self) -> bool:
@@ -125,10 +131,11 @@ class Format:
         return 0 if self.block is None else -(-d_k // self.block)
 
     def codes_per_row(self, d_k: int) -> int:
-        """Length of the last axis of the codes of a row of d_k elements; blocks are stored whole."""
+        """Length of the last axis of the codes of a row of d_k elements; packed blocks are stored whole."""
         _check_row_length(d_k)
-        n_elements = d_k if self.block is None else self.blocks_per_row(d_k) * self.block
-        return -(-n_elements // self.elements_per_code)
+        if self.block is None or self.elements_per_code == 1:
+            return d_k
+        return self.blocks_per_row(d_k) * self.block // self.elements_per_code
 
     def bytes_per_row(self, d_k: int) -> int:
         """Bytes that a state pool stores for a row of d_k elements: codes, block scales, FP32 row scale."""
@@ -142,11 +149,13 @@ class Format:
         scope: str | Scope | None = None,
         rounding: str | Rounding = Rounding.NEAREST,
         seed: int | None = None,
+        *,
+        arithmetic: Arithmetic | None = None,
     ) -> QuantizedTensor:
         """Store x in this format; see :func:`driftgate.quant.quantized.quantize`."""
         from driftgate.quant.quantized import quantize
 
-        return quantize(self, x, dim=dim, scope=scope, rounding=rounding, seed=seed)
+        return quantize(self, x, dim=dim, scope=scope, rounding=rounding, seed=seed, arithmetic=arithmetic)
 
 
 def _check_row_length(d_k: int) -> None:
@@ -155,9 +164,10 @@ def _check_row_length(d_k: int) -> None:
 
 
 _RECORDS = (
-    Format("fp32", "IEEE binary32", 32, (2 - 2**-23) * 2.0**127, "float32"),
+    Format("fp32", "IEEE binary32", 32, (2 - 2**-23) * 2.0**127, "float32", stochastic=False),
     Format("bf16", "bfloat16, nearest even", 16, (2 - 2**-7) * 2.0**127, "bfloat16"),
     Format("fp16", "IEEE binary16, nearest even; overflow becomes inf and is reported", 16, 65504.0, "float16"),
+    Format("int16", "INT16 within ±32767, one FP32 scale per row", 16, 32767.0, "int16", ScaleKind.SCOPE),
     Format(
         "fp8",
         "FP8 E4M3FN, saturating, one FP32 scale per row",
@@ -167,6 +177,18 @@ _RECORDS = (
         scale=ScaleKind.SCOPE,
         aliases=("fp8_e4m3",),
     ),
+    Format("fp8_e5m2", "FP8 E5M2, saturating, one FP32 scale per row", 8, 57344.0, "uint8", ScaleKind.SCOPE),
+    Format("int8", "INT8 within ±127, one FP32 scale per row", 8, 127.0, "int8", ScaleKind.SCOPE),
+    Format(
+        "mxfp8",
+        "MXFP8: E4M3FN, one power of two per 32 elements",
+        8,
+        448.0,
+        "uint8",
+        scale=ScaleKind.BLOCK,
+        block=32,
+        stochastic=False,
+    ),
     Format(
         "nvfp4",
         "NVFP4: E2M1, one E4M3 scale per 16 elements, one FP32 scale per row",
@@ -175,6 +197,16 @@ _RECORDS = (
         "uint8",
         scale=ScaleKind.BLOCK_AND_SCOPE,
         block=16,
+    ),
+    Format(
+        "mxfp4",
+        "MXFP4: E2M1, one power of two per 32 elements",
+        4,
+        6.0,
+        "uint8",
+        scale=ScaleKind.BLOCK,
+        block=32,
+        stochastic=False,
     ),
 )
 

@@ -10,12 +10,24 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from fractions import Fraction
 from math import copysign, inf, isfinite, isinf, isnan
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["E2M1", "E4M3", "ELEMENTS", "ElementType", "OracleRow", "decode_row", "encode_row", "pack_nibbles"]
+__all__ = [
+    "E2M1",
+    "E4M3",
+    "E5M2",
+    "ELEMENTS",
+    "INTEGERS",
+    "ElementType",
+    "OracleRow",
+    "decode_row",
+    "encode_row",
+    "pack_nibbles",
+]
 
 _F32 = np.float32
 _FLT_MAX = np.finfo(np.float32).max
@@ -29,8 +41,9 @@ class ElementType:
         exponent_bits: width of the exponent.
         mantissa_bits: width of the mantissa.
         top: code of the greatest finite magnitude.
-        inf_code: code of infinity; None: values beyond the top saturate.
+        inf_code: code of infinity, None where there is none.
         nan_code: code that a NaN is given.
+        saturates: whether values beyond the top become the top, not infinity.
     """
 
     exponent_bits: int
@@ -38,6 +51,7 @@ class ElementType:
     top: int
     inf_code: int | None
     nan_code: int
+    saturates: bool = True
 
     @property
     def sign_code(self) -> int:
@@ -74,21 +88,45 @@ class ElementType:
             midpoint = (self.magnitude(below) + self.magnitude(below + 1)) / 2
             round_up = a > midpoint or (a == midpoint and below % 2 == 1)
             code = min(below + round_up, beyond)
-        if code == beyond:
-            code = self.top if self.inf_code is None else self.inf_code
+        return self._signed(code, x)
+
+    def stochastic(self, x: float, bits: int, n_bits: int) -> int:
+        """Code on either side of finite x: the one away from zero if frac*2^n, cut off, and the bits reach 2^n.
+
+        frac is the distance from the code towards zero, in units of the distance between the two.
+        """
+        a = min(abs(x), self.magnitude(self.top)) if self.saturates else abs(x)
+        beyond = self.top + 1
+        below = min(bisect_right(range(beyond + 1), a, key=self.magnitude) - 1, beyond)
+        low, high = (Fraction(self.magnitude(code)) for code in (below, below + 1))
+        discarded = int((Fraction(a) - low) / (high - low) * 2**n_bits)
+        away = below < beyond and discarded + bits >= 2**n_bits
+        return self._signed(below + away, x)
+
+    def _signed(self, code: int, x: float) -> int:
+        """A code with the sign of x, what lies beyond the top saturated or infinite."""
+        if code > self.top:
+            code = self.top if self.saturates or self.inf_code is None else self.inf_code
         return code | self.sign_code if copysign(1, x) < 0 else code
 
 
 E2M1 = ElementType(2, 1, top=0x7, inf_code=None, nan_code=0x7)
 E4M3 = ElementType(4, 3, top=0x7E, inf_code=None, nan_code=0x7F)
+E5M2 = ElementType(5, 2, top=0x7B, inf_code=0x7C, nan_code=0x7F)
 
 #: Element type by format; fp32 is the input itself.
 ELEMENTS = {
-    "bf16": ElementType(8, 7, top=0x7F7F, inf_code=0x7F80, nan_code=0x7FC0),
-    "fp16": ElementType(5, 10, top=0x7BFF, inf_code=0x7C00, nan_code=0x7E00),
+    "bf16": ElementType(8, 7, top=0x7F7F, inf_code=0x7F80, nan_code=0x7FC0, saturates=False),
+    "fp16": ElementType(5, 10, top=0x7BFF, inf_code=0x7C00, nan_code=0x7E00, saturates=False),
     "fp8": E4M3,
+    "fp8_e5m2": E5M2,
     "nvfp4": E2M1,
+    "mxfp4": E2M1,
+    "mxfp8": E4M3,
 }
+
+#: Greatest code of the integer formats.
+INTEGERS = {"int8": 127, "int16": 32767}
 
 
 @dataclass(frozen=True)
@@ -96,8 +134,8 @@ class OracleRow:
     """One stored row.
 
     Attributes:
-        codes: raw bits of each element, unpacked; nvfp4: padded to whole blocks.
-        block_scales: raw E4M3 bits of each block of 16, nvfp4 only.
+        codes: raw bits of each element, unpacked, integers signed; nvfp4 and mxfp4: padded to whole blocks.
+        block_scales: raw bits of each block's scale: E4M3 of 16 elements (nvfp4), E8M0 of 32 (mxfp4, mxfp8).
         scale: FP32 decode scale, None for formats without.
     """
 
@@ -119,11 +157,17 @@ def encode_row(name: str, row: NDArray[np.float32], *, amax: np.float32 | None =
     with np.errstate(all="ignore"):
         if name == "fp32":
             return OracleRow([int(bits) for bits in row.view(np.uint32)])
-        if name == "fp8":
-            e = _encode_scale(_F32(448), amax)
-            return OracleRow([E4M3.nearest(float(x * e)) for x in row], scale=_F32(1) / e)
+        if name in ("fp8", "fp8_e5m2"):
+            element = ELEMENTS[name]
+            e = _encode_scale(_F32(element.magnitude(element.top)), amax)
+            return OracleRow([element.nearest(float(x * e)) for x in row], scale=_F32(1) / e)
+        if name in INTEGERS:
+            e = _encode_scale(_F32(INTEGERS[name]), amax)
+            return OracleRow([_nearest_integer(float(x * e), INTEGERS[name]) for x in row], scale=_F32(1) / e)
         if name == "nvfp4":
             return _encode_nvfp4(row, amax)
+        if name in ("mxfp4", "mxfp8"):
+            return _encode_mx(name, row)
         return OracleRow([ELEMENTS[name].nearest(float(x)) for x in row])
 
 
@@ -131,11 +175,14 @@ def decode_row(name: str, stored: OracleRow, d_k: int) -> NDArray[np.float32]:
     """The values of a stored row, float32 [d_k]."""
     if name == "fp32":
         return np.array(stored.codes, np.uint32).view(np.float32)
-    values = [_F32(ELEMENTS[name].value(code)) for code in stored.codes]
+    values = [_F32(code if name in INTEGERS else ELEMENTS[name].value(code)) for code in stored.codes]
     with np.errstate(all="ignore"):
-        if name == "fp8":
+        if name in ("fp8", "fp8_e5m2", *INTEGERS):
             assert stored.scale is not None
             values = [value * stored.scale for value in values]
+        if name in ("mxfp4", "mxfp8"):
+            assert stored.block_scales is not None
+            values = [value * _F32(2.0 ** (stored.block_scales[i // 32] - 127)) for i, value in enumerate(values)]
         if name == "nvfp4":
             assert stored.scale is not None
             assert stored.block_scales is not None
@@ -162,6 +209,25 @@ def _encode_nvfp4(row: NDArray[np.float32], amax: np.float32) -> OracleRow:
         block_scales.append(s8)
         codes += [E2M1.nearest(float(x * r)) for x in block]
     return OracleRow(codes, block_scales, scale)
+
+
+def _encode_mx(name: str, row: NDArray[np.float32]) -> OracleRow:
+    """Blocks of 32 by the rule ``rceil``: the least power of two that takes fl(bmax/max) to 1 or below."""
+    element = ELEMENTS[name]
+    padded = np.concatenate([row, np.zeros(-len(row) % 32, np.float32)])
+    codes: list[int] = []
+    block_scales: list[int] = []
+    for block in padded.reshape(-1, 32):
+        ratio = float(_amax(block) / _F32(element.magnitude(element.top)))
+        exponent = next((u for u in range(-127, 128) if 2.0**u >= ratio), 127)
+        block_scales.append(exponent + 127)
+        codes += [element.nearest(float(x * _F32(2.0**-exponent))) for x in block]
+    return OracleRow(codes if name == "mxfp4" else codes[: len(row)], block_scales)
+
+
+def _nearest_integer(x: float, top: int) -> int:
+    """Half to even, within ±top; NaN is top."""
+    return top if isnan(x) else round(max(-top, min(top, x)))
 
 
 def _amax(values: NDArray[np.float32]) -> np.float32:

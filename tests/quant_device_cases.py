@@ -1,8 +1,8 @@
 """Run by tests/test_quant_device.py as a program: states through the tile functions, interpreted or on a GPU.
 
 Usage: quant_device_cases.py INPUTS.npz OUTPUTS.npz. The inputs hold ``cases``, a JSON list of {name, format,
-block_v, cvt}, and ``<name>/x`` [d_v, d_k] for each. Every stored buffer lies between two guards, so that
-bytes touched outside show; what a kernel must not read is NaN.
+block_v, cvt, noise or nothing}, and ``<name>/x`` [d_v, d_k] for each. Every stored buffer lies between two guards, so
+that bytes touched outside show; what a kernel must not read is NaN.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton.language as tl
 
 from driftgate.kernels import interpreter
 from driftgate.quant import get_format
-from driftgate.quant.device import FORMAT_IDS, load_tile, round_trip_tile, store_tile
+from driftgate.quant.device import FORMAT_IDS, draw_words, load_tile, round_trip_tile, store_tile
 
 GUARD = 256
 POISON = 0xAA
@@ -38,15 +38,21 @@ def write(
     BK: tl.constexpr,
     FORMAT: tl.constexpr,
     CVT: tl.constexpr,
+    SR: tl.constexpr,
+    seed,
+    first_element,
+    tokens,
+    stream,
 ):
     o_v = tl.program_id(0) * BV + tl.arange(0, BV)
     o_k = tl.arange(0, BK)[None, :]
     mask = (o_v < D_V)[:, None] & (o_k < D_K)
     b_x = tl.load(x + o_v[:, None] * D_K + o_k, mask=mask, other=float("nan"))
-    bad = store_tile(codes, block_scales, row_scales, b_x, o_v, D_V, D_K, BV, BK, FORMAT, CVT)
+    b_words = draw_words(o_v, D_K, BK, seed, first_element, tl.load(tokens), tl.load(stream)) if SR else 0
+    bad = store_tile(codes, block_scales, row_scales, b_x, o_v, D_V, D_K, BV, BK, FORMAT, CVT, SR, b_words)
     tl.store(error + tl.program_id(0), bad)
     b_x = tl.where((o_v < D_V)[:, None], b_x, 0.0)
-    tl.store(back + o_v[:, None] * BK + o_k, round_trip_tile(b_x, D_K, BV, BK, FORMAT, CVT))
+    tl.store(back + o_v[:, None] * BK + o_k, round_trip_tile(b_x, D_K, BV, BK, FORMAT, CVT, SR, b_words))
 
 
 @triton.jit
@@ -83,7 +89,7 @@ def run(case: dict[str, object], x: torch.Tensor) -> dict[str, np.ndarray]:
     tiles = triton.cdiv(d_v, block_v)
     layout = {"codes": ((d_v, fmt.codes_per_row(d_k)), fmt.storage_dtype)}
     if fmt.block_scaled:
-        layout["block_scales"] = ((d_v, -(-d_k // 16)), torch.uint8)
+        layout["block_scales"] = ((d_v, fmt.blocks_per_row(d_k)), torch.uint8)
     if fmt.scope_scaled:
         layout["row_scales"] = ((d_v,), torch.float32)
     stored = {name: guarded(*what, fill=0x55) for name, what in layout.items()}
@@ -92,7 +98,10 @@ def run(case: dict[str, object], x: torch.Tensor) -> dict[str, np.ndarray]:
     error = torch.full((tiles,), -1, dtype=torch.int32, device=DEVICE)
     back, y = (torch.full((tiles * block_v, block_k), float("nan"), device=DEVICE) for _ in range(2))
     constants = (d_v, d_k, block_v, block_k, int(FORMAT_IDS[fmt.name]), bool(case["cvt"]))
-    write[(tiles,)](x, *pointers, error, back, *constants)
+    noise = dict(case.get("noise") or {"seed": 0, "first_element": 0, "tokens": 0, "streams": 0})
+    counters = [torch.tensor([noise[name]], dtype=torch.int64, device=DEVICE) for name in ("tokens", "streams")]
+    drawn = (bool(case.get("noise")), noise["seed"], noise["first_element"], *counters)
+    write[(tiles,)](x, *pointers, error, back, *constants, *drawn)
     read[(tiles,)](*pointers, y, *constants)
     results = {name: memory for name, (_, memory) in stored.items()}
     results.update(error=error, back=back, y=y)

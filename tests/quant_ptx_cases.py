@@ -15,9 +15,11 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from driftgate.quant.device import FORMAT_IDS, load_tile, round_trip_tile, store_tile
+from driftgate.quant.device import FORMAT_IDS, draw_words, load_tile, round_trip_tile, store_tile
 
-CODES = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16", "fp8": "*u8", "nvfp4": "*u8"}
+CODES = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16", "int8": "*i8", "int16": "*i16"}
+READ = ("bf16", "fp8", "nvfp4", "fp8_e5m2", "int8", "int16", "mxfp4", "mxfp8")
+STOCHASTIC = ("bf16", "fp16", "fp8", "int8", "nvfp4")
 SMALL = {"D_V": 64, "D_K": 64, "BV": 16, "BK": 64}
 LAUNCHED = {"D_V": 128, "D_K": 128, "BV": 32, "BK": 128}
 
@@ -36,12 +38,14 @@ def write(
     BK: tl.constexpr,
     FORMAT: tl.constexpr,
     CVT: tl.constexpr,
+    SR: tl.constexpr,
 ):
     o_v = tl.program_id(0) * BV + tl.arange(0, BV)
     o = o_v[:, None] * D_K + tl.arange(0, BK)[None, :]
     b_x = tl.load(x + o)
-    tl.store(error, store_tile(codes, block_scales, row_scales, b_x, o_v, D_V, D_K, BV, BK, FORMAT, CVT))
-    tl.store(back + o, round_trip_tile(b_x, D_K, BV, BK, FORMAT, CVT))
+    b_words = draw_words(o_v, D_K, BK, 1, 0, tl.load(error), 2) if SR else 0
+    tl.store(error, store_tile(codes, block_scales, row_scales, b_x, o_v, D_V, D_K, BV, BK, FORMAT, CVT, SR, b_words))
+    tl.store(back + o, round_trip_tile(b_x, D_K, BV, BK, FORMAT, CVT, SR, b_words))
 
 
 @triton.jit
@@ -95,7 +99,7 @@ def build(
     kernel: triton.JITFunction, name: str, arch: int, tile: dict[str, int], *, fusion: bool, **constants: bool
 ) -> dict[str, object]:
     """Compile one kernel for one format; its assembly and how long it took."""
-    kinds = {"codes": CODES[name], "block_scales": "*u8", "error": "*i32"}
+    kinds = {"codes": CODES.get(name, "*u8"), "block_scales": "*u8", "error": "*i32"}
     values = {**tile, "FORMAT": int(FORMAT_IDS[name]), **constants}
     signature = {a: "constexpr" if a in values else kinds.get(a, "*fp32") for a in kernel.arg_names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(kernel.arg_names) if a not in values}
@@ -109,14 +113,23 @@ def build(
 
 def main() -> None:
     """All kernels that tests/test_quant_ptx.py looks at; fusion is on where it could do harm."""
-    found = {f"write/{name}/90": build(write, name, 90, SMALL, fusion=True, CVT=True) for name in FORMAT_IDS}
-    for name in ("bf16", "fp8", "nvfp4"):
+    found = {f"write/{name}/90": build(write, name, 90, SMALL, fusion=True, CVT=True, SR=False) for name in FORMAT_IDS}
+    for name in READ:
         found[f"read/{name}/90"] = build(read, name, 90, SMALL, fusion=True, CVT=True)
         found[f"flush/{name}"] = build(flush, name, 90, LAUNCHED, fusion=False, COPY=True)
+    for name in STOCHASTIC:
+        found[f"stochastic/{name}/90"] = build(write, name, 90, SMALL, fusion=True, CVT=True, SR=True)
     found["flush/none"] = build(flush, "fp32", 90, LAUNCHED, fusion=False, COPY=False)
-    for name in ("fp8", "nvfp4"):
-        found[f"write/{name}/100"] = build(write, name, 100, SMALL, fusion=True, CVT=True)
-        found[f"write/{name}/80"] = build(write, name, 80, SMALL, fusion=True, CVT=False)
+    for name in ("fp8", "nvfp4", "fp8_e5m2", "mxfp4"):
+        found[f"write/{name}/100"] = build(write, name, 100, SMALL, fusion=True, CVT=True, SR=False)
+    for name in ("fp8", "nvfp4", "fp8_e5m2", "mxfp8"):
+        found[f"write/{name}/80"] = build(write, name, 80, SMALL, fusion=True, CVT=False, SR=False)
+    for name in STOCHASTIC:
+        found[f"stochastic/{name}/90"] = build(write, name, 90, SMALL, fusion=True, CVT=True, SR=True)
+    found["flush/none"] = build(flush, "fp32", 90, LAUNCHED, fusion=False, COPY=False)
+    for name in ("fp8", "nvfp4", "fp8_e5m2", "int8", "mxfp4", "mxfp8"):
+        found[f"write/{name}/100"] = build(write, name, 100, SMALL, fusion=True, CVT=True, SR=False)
+        found[f"write/{name}/80"] = build(write, name, 80, SMALL, fusion=True, CVT=False, SR=False)
     Path(sys.argv[1]).write_text(json.dumps(found))
 
 

@@ -9,6 +9,8 @@ from driftgate.quant import FORMATS, decode_rows, encode_rows, find_nonfinite_ro
 from driftgate.quant.codecs import cast_e2m1, cast_e4m3
 from driftgate.quant.oracle import decode_row, encode_row, pack_nibbles
 
+PACKED = ("nvfp4", "mxfp4")
+STABLE = ("fp32", "bf16", "fp16", "int16", "fp8", "fp8_e5m2", "int8")
 ROW_LENGTHS = (1, 15, 16, 17, 24, 40, 64, 80)
 FINITE_TOP = 0x7F7FFFFF  # bits of FLT_MAX
 NEGATIVE_NAN = np.uint32(0xFFC00000).view(np.float32)
@@ -45,7 +47,7 @@ def code_bits(fmt, codes):
 
 def assert_row_is_the_oracle_s(name, x, stored, i):
     expected = encode_row(name, x[i])
-    codes = expected.codes if name != "nvfp4" else pack_nibbles(expected.codes)
+    codes = pack_nibbles(expected.codes) if name in PACKED else expected.codes
     np.testing.assert_array_equal(code_bits(get_format(name), stored.codes[i]), codes)
     if expected.block_scales is not None:
         np.testing.assert_array_equal(stored.block_scales[i].numpy(), expected.block_scales)
@@ -102,19 +104,28 @@ def test_what_nonfinite_elements_become():
     x[0, 4] = float(NEGATIVE_NAN)
     fp8 = encode_rows(get_format("fp8"), x, nonfinite="saturate").codes[0]
     assert fp8[:5].tolist() == [0x7F, 0x7E, 0xFE, 0x7E, 0x7F]
+    mxfp8 = encode_rows(get_format("mxfp8"), x, nonfinite="saturate").codes[0]
+    assert mxfp8[:5].tolist() == [0x7F, 0x7E, 0xFE, 0x78, 0x7F]
+    e5m2 = encode_rows(get_format("fp8_e5m2"), x, nonfinite="saturate").codes[0]
+    assert e5m2[:5].tolist() == [0x7F, 0x7B, 0xFB, 0x7B, 0x7F]
+    for name, top in (("int8", 127), ("int16", 32767)):
+        codes = encode_rows(get_format(name), x, nonfinite="saturate").codes[0]
+        assert codes[:5].tolist() == [top, top, -top, top, top]
     nvfp4 = encode_rows(get_format("nvfp4"), x, nonfinite="saturate").codes[0]
     assert nvfp4[:3].tolist() == [0x77, 0x7F, 0x07]
+    mxfp4 = encode_rows(get_format("mxfp4"), x, nonfinite="saturate").codes[0]
+    assert mxfp4[:3].tolist() == [0x77, 0x6F, 0x07]  # 1 is stored as 4 * 2^-2
 
 
-@pytest.mark.parametrize("name", ["fp8", "nvfp4"])
+@pytest.mark.parametrize("name", [name for name, fmt in FORMATS.items() if fmt.scaled])
 def test_a_nonfinite_element_leaves_the_scales_alone(name):
     x = torch.from_numpy(draw("normal", (4, 64)))
     x[2, 5] = 0.0
     clean = encode_rows(get_format(name), x)
     x[2, 5] = torch.nan
     dirty = encode_rows(get_format(name), x, nonfinite="saturate")
-    assert torch.equal(dirty.row_scales, clean.row_scales)
-    assert name == "fp8" or torch.equal(dirty.block_scales, clean.block_scales)
+    for got, expected in zip(dirty[1:], clean[1:], strict=True):
+        assert expected is None or torch.equal(got, expected)
 
 
 def test_nonfinite_rows_are_found():
@@ -168,15 +179,22 @@ def test_fp32_is_exact():
     assert torch.equal(decode_rows(get_format("fp32"), *encode_rows(get_format("fp32"), x), 64), x)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [name for name in FORMATS if not name.startswith("int")])
 def test_the_sign_of_zero_is_kept(name):
     x = torch.tensor([[-0.0, 0.0, 1.0, -1e-30]])
     fmt = get_format(name)
     stored = encode_rows(fmt, x)
     assert decode_rows(fmt, *stored, 4)[0, [0, 1, 3]].signbit().tolist() == [True, False, True]
-    negative_zero = {"fp8": 0x80, "nvfp4": 0x08}
-    if name in negative_zero:
-        assert stored.codes[0, 0] == negative_zero[name]
+    if fmt.bits < 16:
+        assert stored.codes[0, 0] == (0x08 if name in PACKED else 0x80)
+
+
+@pytest.mark.parametrize("name", ["int8", "int16"])
+def test_integers_have_no_negative_zero(name):
+    fmt = get_format(name)
+    stored = encode_rows(fmt, torch.tensor([[-0.0, -1e-30, 1.0]]))
+    assert stored.codes[0, :2].tolist() == [0, 0]
+    assert not decode_rows(fmt, *stored, 3).signbit().any()
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -184,7 +202,7 @@ def test_a_row_of_zeros_decodes_to_zeros_with_finite_scales(name):
     fmt = get_format(name)
     stored = encode_rows(fmt, torch.zeros(2, 17))
     assert torch.equal(decode_rows(fmt, *stored, 17), torch.zeros(2, 17))
-    if fmt.scaled:
+    if fmt.scope_scaled:
         assert torch.equal(stored.row_scales, torch.ones(2))
     if fmt.block_scaled:
         assert not stored.block_scales.any()
@@ -213,7 +231,7 @@ def test_shapes_and_dtypes_for_any_leading_axes(name):
         assert (block_scales is not None) == fmt.block_scaled
         assert (row_scales is not None) == fmt.scope_scaled
         if block_scales is not None:
-            assert (block_scales.dtype, block_scales.shape) == (torch.uint8, (*leading, 2))
+            assert (block_scales.dtype, block_scales.shape) == (torch.uint8, (*leading, fmt.blocks_per_row(17)))
         if row_scales is not None:
             assert (row_scales.dtype, row_scales.shape) == (torch.float32, leading)
         assert decode_rows(fmt, *stored, 17).shape == (*leading, 17)
@@ -227,12 +245,12 @@ def test_encoding_leaves_its_input_alone(name):
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "fp8"])
+@pytest.mark.parametrize("name", STABLE)
 def test_codes_of_decoded_values_are_the_same_codes(name):
-    # fp8: the greatest code of a row is 448, so amax comes back as 448*scale: the new scale is the old one to
-    # an ulp or two, and x*e lies within 1e-6 of a code value, nowhere near a midpoint.
+    # Scaled: the greatest code of a row is Q, so amax comes back as Q*scale: the new scale is the old one to an ulp
+    # or two, and x*e lies within 1e-6 of a code value (1e-2 for the greatest of int16), nowhere near a midpoint.
     fmt = get_format(name)
-    x = torch.from_numpy(draw("wide" if name == "fp8" else "normal", (200, 40)))
+    x = torch.from_numpy(draw("wide" if fmt.scaled else "normal", (200, 40)))
     first = encode_rows(fmt, x)
     again = encode_rows(fmt, decode_rows(fmt, *first, 40))
     assert torch.equal(first.codes, again.codes)

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import ml_dtypes
@@ -19,13 +20,16 @@ import numpy as np
 import pytest
 import torch
 
-from driftgate.quant import decode_rows, encode_rows, get_format
+from driftgate.quant import Noise, decode_rows, encode_rows, get_format
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden" / "quant"
 GUARD, POISON = 256, 0xAA
 FLT_MAX = np.finfo(np.float32).max
-SCALED = ("fp8", "nvfp4")
+SCALED = ("fp8", "nvfp4", "fp8_e5m2", "int8", "int16", "mxfp4", "mxfp8")
+WITH_CVT = ("fp8", "nvfp4", "fp8_e5m2", "mxfp8")
+NARROW = {"fp8": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2, "int8": np.int8, "int16": np.int16}
+TOPS = {"fp8": 448, "fp8_e5m2": 57344, "int8": 127, "int16": 32767, "nvfp4": 2688}
 PLAIN = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 SHAPES = {
     "16x16": (16, 16, 16),
@@ -34,7 +38,14 @@ SHAPES = {
     "16x40": (16, 40, 16),
     "9x80": (9, 80, 4),
 }
+STOCHASTIC = ("bf16", "fp16", "int16", "fp8", "fp8_e5m2", "int8", "nvfp4")
+NOISES = {
+    "plain": {"seed": 1234567890123456789, "first_element": 0, "tokens": 0, "streams": 0},
+    "far": {"seed": -7, "first_element": 2**33 - 900, "tokens": 2**32 - 1, "streams": 0xDEADBEEF},
+}
 KINDS = ("normal", "wide", "halves", "extreme")
+GOLDEN_NAMES = {"fp8": "e4m3", "fp8_e5m2": "e5m2", "int8": "int8", "int16": "int16"}
+MX_CASES = ("wide_range", "pad_n40", "near_fltmax", "zeros_mixed", "exact_ties")
 ROW_CASES = (
     "student_t2",
     "small_ints",
@@ -87,19 +98,38 @@ def make_cases() -> tuple[list[dict[str, object]], dict[str, np.ndarray]]:
     data["nvfp4", "golden/row_scope"] = golden("nvfp4")["row_scope/x"]
     for name in SCALED:
         data[name, "golden/state"] = golden("state_scaled")["x"].reshape(-1, 64)
-    for case in ROW_CASES:
-        data["fp8", f"golden/rows/{case}"] = golden("scaled_rows")[f"{case}/x"]
+    for case, name in product(ROW_CASES, GOLDEN_NAMES):
+        data[name, f"golden/rows/{case}"] = golden("scaled_rows")[f"{case}/x"]
+    for case, name in product(MX_CASES, ("mxfp4", "mxfp8")):
+        data[name, f"golden/mx/{case}"] = golden("mx")[f"{case}/x"]
+    for name in ("mxfp4", "mxfp8"):
+        amax = golden("mx_scale_edges")["amax"]
+        data[name, "golden/edges"] = np.pad(amax[:, None], ((0, 0), (3, 12)))
     cases, arrays = [], {}
     for (name, what), x in data.items():
         block_v = SHAPES[what.split("/")[1]][2] if what.startswith("random") else 16
-        for cvt in (True, False) if name in SCALED else (True,):
+        for cvt in (True, False) if name in WITH_CVT else (True,):
             key = f"{name}/{what}/{'cvt' if cvt else 'integers'}"
             cases.append({"name": key, "format": name, "block_v": block_v, "cvt": cvt})
             arrays[f"{key}/x"] = x
+    for name, (what, noise) in product(STOCHASTIC, NOISES.items()):
+        key = f"{name}/stochastic/{what}"
+        cases.append({"name": key, "format": name, "block_v": 8, "cvt": True, "noise": noise})
+        x = np.concatenate([draw("normal", 16, 40), draw("wide", 16, 40), draw("extreme", 16, 40), with_nonfinite()])
+        x[3, :8] = np.array([65504, 65510, 65519, 65520, 65535, 65536, -65519, 3e-6], np.float32)
+        x[4] *= np.float32(1e-6)
+        x[5, :4] = np.array([-1e-44, -1e-38, 1e-44, -3e-9], np.float32)  # little below zero
+        arrays[f"{key}/x"] = x
     return cases, arrays
 
 
 CASES = {str(case["name"]): case for case in make_cases()[0]}
+
+
+def noise_of(name: str) -> Noise | None:
+    """Where the random bits of a case come from."""
+    noise = CASES[name].get("noise")
+    return None if noise is None else Noise(**noise)
 
 
 def run_cases(folder: Path, *, interpret: bool) -> dict[str, np.ndarray]:
@@ -150,18 +180,34 @@ def quantize_with_numpy(name: str, x: np.ndarray) -> dict[str, np.ndarray]:
     one = np.float32(1)
     if name not in SCALED:
         return {"codes": x.astype(PLAIN[name]).view(np.uint8).reshape(len(x), -1)}
+    if name.startswith("mx"):
+        return quantize_mx_with_numpy(name, x)
     amax = np.abs(x).max(axis=1, keepdims=True)
-    e = np.minimum(np.float32(448 if name == "fp8" else 2688) / amax, FLT_MAX)
-    e = np.where(amax == 0, one, e)
-    if name == "fp8":
-        codes = np.clip(x * e, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-        return {"codes": codes, "row_scales": one / e}
+    top = np.float32(TOPS[name])
+    e = np.where(amax == 0, one, np.minimum(top / amax, FLT_MAX))
+    if name in NARROW:
+        scaled = np.clip(x * e, -top, top)
+        codes = (np.rint(scaled) if name.startswith("int") else scaled).astype(NARROW[name])
+        return {"codes": codes.view(np.uint8), "row_scales": one / e}
     pad = -x.shape[1] % 16
     blocks = np.pad(x, ((0, 0), (0, pad))).reshape(len(x), -1, 16)
     s8 = np.clip(np.abs(blocks).max(axis=2) * (e * np.float32(1 / 6)), 0, 448).astype(ml_dtypes.float8_e4m3fn)
     d = s8.astype(np.float32) * (one / e)
     codes = e2m1_pairs(blocks * np.minimum(one / d, FLT_MAX)[:, :, None])
     return {"codes": codes.reshape(len(x), -1), "block_scales": s8.view(np.uint8), "row_scales": one / e}
+
+
+def quantize_mx_with_numpy(name: str, x: np.ndarray) -> dict[str, np.ndarray]:
+    """Exponents by frexp: v = f * 2^n with f in [.5, 1), so ceil(log2 v) is n, or n - 1 where f is .5."""
+    blocks = np.pad(x, ((0, 0), (0, -x.shape[1] % 32))).reshape(len(x), -1, 32)
+    fraction, n = np.frexp(np.abs(blocks).max(axis=2) / np.float32(6 if name == "mxfp4" else 448))
+    u = np.where(fraction == 0, -127, np.clip(n - (fraction == 0.5), -127, 127))
+    scaled = np.ldexp(blocks, -u[:, :, None]).astype(np.float32).reshape(len(x), -1)
+    if name == "mxfp4":
+        codes = e2m1_pairs(scaled)
+    else:
+        codes = np.clip(scaled, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)[:, : x.shape[1]]
+    return {"codes": np.ascontiguousarray(codes), "block_scales": (u + 127).astype(np.uint8)}
 
 
 RANDOM = [name for name in CASES if "/random/" in name]
@@ -180,7 +226,7 @@ def test_codes_equal_numpy(outputs: dict[str, np.ndarray], name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_codes_equal_the_codecs(outputs: dict[str, np.ndarray], name: str) -> None:
     x, kind = torch.from_numpy(make_cases()[1][f"{name}/x"]), str(CASES[name]["format"])
-    encoded = encode_rows(get_format(kind), x, nonfinite="saturate")
+    encoded = encode_rows(get_format(kind), x, nonfinite="saturate", noise=noise_of(name))
     for part, array in stored(outputs, name).items():
         expected = getattr(encoded, part).contiguous().view(torch.uint8).numpy().reshape(len(x), -1)
         if kind in PLAIN:  # which NaN a cast gives is left open
@@ -192,7 +238,7 @@ def test_codes_equal_the_codecs(outputs: dict[str, np.ndarray], name: str) -> No
 @pytest.mark.parametrize("name", CASES)
 def test_tile_reads_as_the_codecs_decode(outputs: dict[str, np.ndarray], name: str) -> None:
     fmt, x = get_format(str(CASES[name]["format"])), make_cases()[1][f"{name}/x"]
-    encoded = encode_rows(fmt, torch.from_numpy(x), nonfinite="saturate")
+    encoded = encode_rows(fmt, torch.from_numpy(x), nonfinite="saturate", noise=noise_of(name))
     expected = np.zeros_like(outputs[f"{name}/y"])
     expected[: len(x), : x.shape[1]] = decode_rows(fmt, *encoded, x.shape[1]).numpy()
     assert_same_bits(outputs[f"{name}/y"], expected)
@@ -225,19 +271,34 @@ def test_published_nvfp4_rows(outputs: dict[str, np.ndarray], what: str, cvt: st
     assert_same_bits(np.ascontiguousarray(y).ravel(), deq.ravel())
 
 
-@pytest.mark.parametrize("cvt", ["cvt", "integers"])
-@pytest.mark.parametrize("what", ["state", *(f"rows/{case}" for case in ROW_CASES)])
-def test_published_fp8_rows(outputs: dict[str, np.ndarray], what: str, cvt: str) -> None:
+@pytest.mark.parametrize("name", [name for name in CASES if "/golden/" in name and name.split("/")[0] in GOLDEN_NAMES])
+def test_published_scaled_rows(outputs: dict[str, np.ndarray], name: str) -> None:
+    kind, what = name.split("/")[0], name.split("/", 2)[2].rsplit("/", 1)[0]
     case = what.removeprefix("rows/")
-    file, prefix = ("state_scaled", "e4m3/row") if what == "state" else ("scaled_rows", f"{case}/e4m3")
-    found = stored(outputs, f"fp8/golden/{what}/{cvt}")
-    np.testing.assert_array_equal(found["codes"].ravel(), golden(file)[f"{prefix}/encode/codes"].ravel())
+    file = "state_scaled" if what == "state" else "scaled_rows"
+    prefix = f"{GOLDEN_NAMES[kind]}/row" if what == "state" else f"{case}/{GOLDEN_NAMES[kind]}"
+    found = stored(outputs, name)
+    codes = golden(file)[f"{prefix}/encode/codes"]
+    np.testing.assert_array_equal(found["codes"].ravel(), np.ascontiguousarray(codes).view(np.uint8).ravel())
     assert_same_bits(found["row_scales"].ravel(), golden(file)[f"{prefix}/encode/scale"].ravel())
+    if what == "state":
+        assert_same_bits(outputs[f"{name}/y"].ravel(), golden(file)[f"{prefix}/encode/deq"].ravel())
 
 
-def test_published_fp8_state_decodes(outputs: dict[str, np.ndarray]) -> None:
-    deq = golden("state_scaled")["e4m3/row/encode/deq"]
-    assert_same_bits(outputs["fp8/golden/state/cvt/y"].ravel(), deq.ravel())
+@pytest.mark.parametrize("name", [name for name in CASES if "/golden/mx/" in name])
+def test_published_mx_blocks(outputs: dict[str, np.ndarray], name: str) -> None:
+    kind, case = name.split("/")[0], name.split("/")[3]
+    prefix = f"{case}/{'e2m1' if kind == 'mxfp4' else 'e4m3'}/rceil"
+    found = stored(outputs, name)
+    expected = golden("mx")[f"{prefix}/{'packed' if kind == 'mxfp4' else 'codes'}"]
+    np.testing.assert_array_equal(found["codes"], expected)
+    np.testing.assert_array_equal(found["block_scales"], golden("mx")[f"{prefix}/scale"])
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "/golden/edges/" in name])
+def test_published_mx_exponents(outputs: dict[str, np.ndarray], name: str) -> None:
+    expected = golden("mx_scale_edges")["e2m1/rceil" if name.startswith("mxfp4") else "e4m3/rceil"]
+    np.testing.assert_array_equal(stored(outputs, name)["block_scales"][:, 0], expected)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -247,6 +308,8 @@ def test_error_is_raised_by_nonfinite_elements_alone(outputs: dict[str, np.ndarr
     step = int(str(case["block_v"]))
     with np.errstate(all="ignore"):
         kept = x.astype(PLAIN.get(str(case["format"]), np.float32)).astype(np.float32)
+    if case.get("noise") and case["format"] in PLAIN:  # at random, what lies below the threshold may overflow
+        kept = outputs[f"{name}/y"][: len(x), : x.shape[1]]
     bad = ~np.isfinite(kept).all(axis=1)
     expected = [int(bad[i : i + step].any()) for i in range(0, len(x), step)]
     np.testing.assert_array_equal(outputs[f"{name}/error"], expected)
@@ -268,14 +331,14 @@ def test_nonfinite_elements_saturate_their_own_code(outputs: dict[str, np.ndarra
         assert (nibbles[place], fp8[place]) == codes, place
 
 
-@pytest.mark.parametrize("cvt", ["cvt", "integers"])
-@pytest.mark.parametrize("name", SCALED)
-def test_nonfinite_elements_do_not_move_the_others(outputs: dict[str, np.ndarray], name: str, cvt: str) -> None:
+@pytest.mark.parametrize("case", [name for name in CASES if "/nonfinite/" in name and name.split("/")[0] in SCALED])
+def test_nonfinite_elements_do_not_move_the_others(outputs: dict[str, np.ndarray], case: str) -> None:
+    name = case.split("/")[0]
     x = with_nonfinite()
     finite = np.isfinite(x)
     encoded = encode_rows(get_format(name), torch.from_numpy(np.where(finite, x, np.float32(0))))
     expected = decode_rows(get_format(name), *encoded, x.shape[1]).numpy()
-    y = outputs[f"{name}/nonfinite/{cvt}/y"][: len(x), : x.shape[1]]
+    y = outputs[f"{case}/y"][: len(x), : x.shape[1]]
     np.testing.assert_array_equal(y[finite], expected[finite])
 
 
@@ -300,6 +363,13 @@ def test_compiled_functions_store_and_read_the_same(outputs: dict[str, np.ndarra
             np.testing.assert_array_equal(array, outputs[name], err_msg=name)
 
 
+def test_random_bits_depend_on_what_is_rounded_and_not_on_the_tile(outputs: dict[str, np.ndarray]) -> None:
+    # Both noises on the same values: other codes, as many as a coin gives for what lies between two codes.
+    first, second = (stored(outputs, f"int8/stochastic/{what}")["codes"][:16].view(np.int8) for what in NOISES)
+    assert 0.1 < np.mean(first != second) < 0.6
+    assert np.abs(first.astype(int) - second).max() == 1
+
+
 def test_format_ids_are_the_catalogue_s() -> None:
     program = (
         "from driftgate.quant.device import FORMAT_IDS as ids\n"
@@ -307,7 +377,11 @@ def test_format_ids_are_the_catalogue_s() -> None:
         "import json; print(json.dumps([[name, int(ids[name])] for name in FORMATS]))"
     )
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [["fp32", 0], ["bf16", 1], ["fp16", 2], ["fp8", 3], ["nvfp4", 4]]
+    ids = dict(json.loads(done.stdout))
+    assert sorted(ids, key=ids.get) == [
+        "fp32", "bf16", "fp16", "fp8", "nvfp4", "fp8_e5m2", "int8", "int16", "mxfp4", "mxfp8",
+    ]  # fmt: skip
+    assert sorted(ids.values()) == list(range(10))
 
 
 def test_quant_imports_no_triton() -> None:

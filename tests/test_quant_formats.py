@@ -46,7 +46,17 @@ def test_two_formats_of_one_name_are_refused():
 
 
 def test_formats_are_ordered_by_width():
-    assert [fmt.bits for fmt in FORMATS.values()] == [32, 16, 16, 8, 4]
+    assert [fmt.bits for fmt in FORMATS.values()] == [32, 16, 16, 16, 8, 8, 8, 8, 4, 4]
+
+
+def test_formats_of_the_contract():
+    known = {"fp32", "bf16", "fp16", "fp8", "fp8_e5m2", "int8", "int16", "nvfp4", "mxfp4", "mxfp8"}
+    assert set(FORMATS) == known
+
+
+def test_stochastic_rounding_is_for_elements_with_a_scale_of_their_own_or_none():
+    names = {name for name, fmt in FORMATS.items() if fmt.stochastic}
+    assert names == {"bf16", "fp16", "fp8", "fp8_e5m2", "int8", "int16", "nvfp4"}
 
 
 def test_low_precision_is_everything_but_fp32():
@@ -65,6 +75,13 @@ def test_low_precision_is_everything_but_fp32():
         ("nvfp4", 16, 8 + 1 + 4),
         ("nvfp4", 17, 16 + 2 + 4),
         ("nvfp4", 1, 8 + 1 + 4),
+        ("fp8_e5m2", 64, 64 + 4),
+        ("int8", 64, 64 + 4),
+        ("int16", 17, 34 + 4),
+        ("mxfp4", 128, 64 + 4),  # 0.53125 bytes an element
+        ("mxfp4", 33, 32 + 2),
+        ("mxfp8", 128, 128 + 4),
+        ("mxfp8", 33, 33 + 2),  # elements of a byte are stored unpadded
     ],
 )
 def test_bytes_per_row(name, d_k, n_bytes):
@@ -82,8 +99,11 @@ def test_max_value_is_that_of_torch(name):
     assert fmt.max_value == torch.finfo(fmt.storage_dtype).max
 
 
-def test_max_value_of_fp8_is_that_of_torch():
-    assert get_format("fp8").max_value == torch.finfo(torch.float8_e4m3fn).max
+def test_max_values_of_8_bits_and_integers_are_those_of_torch():
+    assert get_format("fp8").max_value == get_format("mxfp8").max_value == torch.finfo(torch.float8_e4m3fn).max
+    assert get_format("fp8_e5m2").max_value == torch.finfo(torch.float8_e5m2).max
+    for name in ("int8", "int16"):
+        assert get_format(name).max_value == torch.iinfo(get_format(name).storage_dtype).max
 
 
 @pytest.mark.parametrize(
@@ -119,6 +139,7 @@ def test_importing_the_room_imports_no_torch():
 def test_every_exported_name_exists():
     import driftgate.quant as room
 
+    assert len(set(room.__all__)) == len(room.__all__)
     for name in room.__all__:
         assert getattr(room, name) is not None
 

@@ -16,8 +16,14 @@ from pathlib import Path
 import pytest
 
 CASES = Path(__file__).parent / "quant_ptx_cases.py"
-FORMATS = ("fp32", "bf16", "fp16", "fp8", "nvfp4")
-QUANTISING = ("fp8/80", "fp8/90", "fp8/100", "nvfp4/80", "nvfp4/90", "nvfp4/100")
+READ = ("bf16", "fp8", "nvfp4", "fp8_e5m2", "int8", "int16", "mxfp4", "mxfp8")
+STOCHASTIC = ("bf16", "fp16", "fp8", "int8", "nvfp4")
+FORMATS = ("fp32", "fp16", *READ)
+QUANTISING = (
+    *(f"{name}/90" for name in ("fp8", "nvfp4", "fp8_e5m2", "int8", "int16", "mxfp4", "mxfp8")),
+    *(f"{name}/100" for name in ("fp8", "nvfp4", "fp8_e5m2", "mxfp4")),
+    *(f"{name}/80" for name in ("fp8", "nvfp4", "fp8_e5m2", "mxfp8")),
+)
 APPROXIMATE = re.compile(r"\S*(?:div\.full|div\.approx|rcp\.approx|\.ftz)\S*")
 
 
@@ -40,22 +46,28 @@ def test_quantising_stores_divide_exactly(compiled: dict[str, dict[str, str]], c
     assert APPROXIMATE.findall(ptx) == []
 
 
-@pytest.mark.parametrize("case", [*(f"write/{name}/90" for name in FORMATS), "read/fp8/90", "read/nvfp4/90"])
+@pytest.mark.parametrize("case", [*(f"write/{name}/90" for name in FORMATS), *(f"read/{name}/90" for name in READ)])
 def test_nothing_is_contracted_though_fusion_is_on(compiled: dict[str, dict[str, str]], case: str) -> None:
     assert re.findall(r"\bfma\.rn\S*", compiled[case]["ptx"]) == []
 
 
-@pytest.mark.parametrize("name", ["fp8", "nvfp4"])
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_stochastic_stores_divide_exactly(compiled: dict[str, dict[str, str]], name: str) -> None:
+    assert APPROXIMATE.findall(compiled[f"stochastic/{name}/90"]["ptx"]) == []
+
+
+@pytest.mark.parametrize("name", ["fp8", "nvfp4", "fp8_e5m2", "mxfp8"])
 def test_integer_codec_needs_no_fp8_instruction(compiled: dict[str, dict[str, str]], name: str) -> None:
-    assert "e4m3" not in compiled[f"write/{name}/80"]["ptx"]
-    assert "cvt.rn.satfinite.e4m3x2.f32" in compiled[f"write/{name}/90"]["ptx"]
+    assert re.search("e[45]m[23]", compiled[f"write/{name}/80"]["ptx"]) is None
+    element = "e5m2" if name == "fp8_e5m2" else "e4m3"
+    assert f"cvt.rn.satfinite.{element}x2.f32" in compiled[f"write/{name}/90"]["ptx"]
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp8", "nvfp4"])
+@pytest.mark.parametrize("name", READ)
 def test_reads_are_vectorised(compiled: dict[str, dict[str, str]], name: str) -> None:
     # 16 rows of 64 elements on 32 threads are 32 elements a thread: 4, 2 and 1 loads of 16 bytes.
     loads = re.findall(r"ld\.global\.v4\.b32", compiled[f"read/{name}/90"]["ptx"])
-    assert len(loads) == {"bf16": 4, "fp8": 2, "nvfp4": 1}[name]
+    assert len(loads) == {"bf16": 4, "int16": 4, "nvfp4": 1, "mxfp4": 1}.get(name, 2)
 
 
 def sum_layouts(ttgir: str) -> set[str]:
@@ -65,7 +77,7 @@ def sum_layouts(ttgir: str) -> set[str]:
     return {layouts[name] for name in blocks}
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp8", "nvfp4"])
+@pytest.mark.parametrize("name", READ)
 def test_a_copy_does_not_change_the_order_of_additions(compiled: dict[str, dict[str, str]], name: str) -> None:
     alone = sum_layouts(compiled["flush/none"]["ttgir"])
     assert len(alone) == 1

@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 
 EXIT_OF_VERDICT = {"pass": 0, "fail": 1, "inconclusive": 3}
+INTERRUPTED = 130
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
@@ -98,6 +99,10 @@ def run(
 @app.command()
 def certify(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    length: Annotated[list[int] | None, typer.Option(min=1, help="L; repeatable; default 1 2 3 5 8 16.")] = None,
+    number_format: Annotated[
+        list[str] | None, typer.Option("--format", help="Format; repeatable; default fp32 bf16 fp16 fp8 nvfp4.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -106,18 +111,21 @@ def certify(
     import os
 
     from driftgate.accuracy.models import resolve_device
+    from driftgate.quant import get_format
 
+    formats = [get_format(name).name for name in number_format or ()]
     device = resolve_device(device)
     if not device.startswith("cuda") and os.environ.get("TRITON_INTERPRET") != "1":
         os.execve(sys.executable, [sys.executable, "-P", *sys.argv], {**os.environ, "TRITON_INTERPRET": "1"})
+    from driftgate.accuracy.certify import DEFAULT_FORMATS, DEFAULT_LENGTHS, count_cases
     from driftgate.accuracy.certify import certify as certify_kernels
-    from driftgate.accuracy.certify import count_cases
     from driftgate.kernels.contract import Backend
     from driftgate.reports.tables import bitwise_table
 
     backend = Backend.TRITON if device.startswith("cuda") else Backend.TRITON_INTERPRET
-    with _progress("cases", count_cases(), not (quiet or as_json)) as advance:
-        records = certify_kernels(backend=backend, device=device, seed=seed, progress=advance)
+    cases = {"lengths": length or DEFAULT_LENGTHS, "formats": formats or DEFAULT_FORMATS}
+    with _progress("cases", count_cases(**cases), not (quiet or as_json)) as advance:
+        records = certify_kernels(backend=backend, device=device, seed=seed, progress=advance, **cases)
     if as_json:
         document = {"schema_version": 1, "bitwise": [r.model_dump() for r in records], "tolerance": []}
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
@@ -168,6 +176,25 @@ def gate(
     raise typer.Exit(EXIT_OF_VERDICT[data.results.verdict])
 
 
+@app.command()
+def formats(
+    file: Annotated[Path | None, typer.Argument(help="A .npy or .safetensors file; none: a built-in example.")] = None,
+    scope: Annotated[str, typer.Option(help="Elements that share an FP32 scale: tensor, slot, head or row.")] = "row",
+    as_json: AsJson = False,
+) -> None:
+    """Measure what every number format loses on a tensor."""
+    from driftgate.formats_command import measure_formats
+
+    measured = measure_formats(file, scope=scope)
+    if as_json:
+        sys.stdout.write(json.dumps(measured.as_dict(), indent=1) + "\n")
+        return
+    console = Console()
+    for line in measured.notes():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(measured.table())
+
+
 @app.command(name="ls")
 def list_catalogue(
     catalogue: Annotated[str, typer.Argument(help="models, plans, tasks, formats or suites.")],
@@ -210,13 +237,15 @@ def main() -> None:
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     try:
         code = app(args=arguments or ["--help"], standalone_mode=False)
+        if code == INTERRUPTED:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
         raise SystemExit(code if isinstance(code, int) else 0)
     except DriftgateError as error:
         _fail(str(error), error.exit_code, debug)
     except typer.Exit as error:
         raise SystemExit(error.exit_code) from None
     except (typer.Abort, KeyboardInterrupt):
-        _fail("interrupted; nothing of this run was written", 130, debug)
+        _fail("interrupted; a run folder without results.json is not complete", INTERRUPTED, debug)
     except BrokenPipeError:
         raise SystemExit(141) from None
     except Exception as error:
@@ -278,4 +307,9 @@ def _print_dry_run(suite: str, choices: dict[str, object], *, as_json: bool) -> 
         sys.stdout.write(json.dumps(described, indent=1) + "\n")
         return
     for key, value in described.items():
-        print(f"{key}: {value}")
+        if key == "tasks":
+            continue
+        print(f"{key}: {', '.join(value) if isinstance(value, list) else value}")
+    for task, facts in described["tasks"].items():
+        chances = ", ".join(f"{value:.0%} at {case}" for case, value in facts["power"].items())
+        print(f"{task}: {facts['questions']} questions; a plan that loses nothing passes: {chances}")

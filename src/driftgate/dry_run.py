@@ -27,12 +27,15 @@ def describe(suite: str, choices: dict[str, Any]) -> dict[str, Any]:
     policy = load_policy(choices.get("policy"))
     for name in chosen.tasks:
         load_task(name)
-    streams = make_streams(
-        tasks=chosen.tasks, n_sequences=chosen.sequences, length=chosen.steps + chosen.prefill, seed=chosen.seed
+    length = chosen.steps + chosen.prefill
+    questions = (
+        make_streams(tasks=chosen.tasks, n_sequences=chosen.sequences, length=length, seed=chosen.seed).questions
+        if chosen.tasks
+        else ()
     )
     margins = [c.margin for c in policy.checks if c.check == "task_loss" and c.margin is not None]
     power = {}
-    for task, n in Counter(q.task for q in streams.questions).items():
+    for task, n in Counter(q.task for q in questions).items():
         each = max(1, n // chosen.sequences)
         power[task] = {
             "questions": n,
@@ -49,6 +52,7 @@ def describe(suite: str, choices: dict[str, Any]) -> dict[str, Any]:
         "suite": chosen.name,
         "model": chosen.model,
         "plans": [f"{name} ({role.value})" for name, role in chosen.roles().items()],
+        "stream": chosen.stream,
         "streams": f"{chosen.sequences} of {chosen.steps} decoded steps, {chosen.prefill} tokens prefilled",
         "rows of a forward": rows,
         "policy": policy.name,

@@ -154,8 +154,21 @@ def choose_suite(suite: str, choices: Mapping[str, Any]) -> Suite:
     )
     for name in chosen.tasks:
         load_task(name)
-    make_layout(chosen.steps + chosen.prefill)
+    chosen = _choose_stream(chosen, asked=bool(tasks))
+    if chosen.stream == "tasks":
+        make_layout(chosen.steps + chosen.prefill)
     return chosen
+
+
+def _choose_stream(suite: Suite, *, asked: bool) -> Suite:
+    """Task streams for embedded checkpoints and where tasks are asked for, else the baseline's own generation."""
+    from driftgate.evals.checkpoints import find_checkpoint
+
+    if suite.stream != "auto":
+        return suite
+    if asked or find_checkpoint(suite.model) is not None:
+        return suite.changed(stream="tasks")
+    return suite.changed(stream="generation", tasks=())
 
 
 def find_model(name: str) -> Path:
