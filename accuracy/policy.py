@@ -120,10 +120,14 @@ def decide(data: RunData, policy: Policy) -> None:
         verdicts.append(
             _verdict(BASELINE, "bitwise", "fail", f"the baseline differs from itself: {again[0].first_different}")
         )
+    verdicts += _check_backends(data)
     blind = _blind_controls(data)
     candidates = {n: p for n, p in results.plans.items() if p.role == "candidate"}
+    if not candidates:
+        verdicts.append(_verdict(BASELINE, "plans", "inconclusive", "no_candidates: the run has controls only"))
+    verdicts += _find_unmatched(policy, candidates)
     for name, record in candidates.items():
-        invalid = find_invalid(name, record)
+        invalid = find_invalid(name, record, floor=results.noise_floor.kl_mean)
         statistics = summarize_plan(data.steps, name, PrecisionPlan.parse(name))
         for check in policy.checks:
             if check.check in ("bitwise", "task_loss") or not _matches(name, check.plans):
@@ -156,10 +160,53 @@ def decide(data: RunData, policy: Policy) -> None:
         results.verdict = "inconclusive" if kinds - {"pass"} or not verdicts else "pass"
 
 
-def find_invalid(name: str, record: PlanRecord) -> str | None:
-    """Why a plan's figures do not measure the plan, None if they do."""
+CROSS_CHECK_LIMIT = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
+"""Greatest difference of logits between twins and kernels for plans with an FP32 state, by type of the activations.
+
+FP32 rounding gives about 1e-5 on the embedded checkpoint, a wrong readout 0.1 and more; with 16-bit activations one
+rounding of a hidden state can fall either way. Plans below FP32 have no limit: a value between two codes can, too."""
+
+
+def _check_backends(data: RunData) -> list[VerdictRecord]:
+    """Where the torch twins took the long part, the real kernels must have run beside them and agree."""
+    backend = data.results.backend
+    if backend.drift != "torch":
+        return []
+    if backend.cross_check is None or backend.cross_check.steps < 1:
+        return [_verdict(BASELINE, "cross_check", "inconclusive", "no Triton kernel ran beside the torch twins")]
+    limit = CROSS_CHECK_LIMIT.get(str(data.results.model.get("dtype")), CROSS_CHECK_LIMIT["float32"])
+    by_plan = backend.cross_check.by_plan
+    exact = [BASELINE, *(n for n in data.results.plans if not PrecisionPlan.parse(n).low_precision)]
+    differences = {name: by_plan.get(name) for name in exact}
+    if any(d is None or d > limit for d in differences.values()):
+        reason = f"twins and Triton kernels differ on the same tokens: {differences}"
+        return [_verdict(BASELINE, "cross_check", "fail", reason, limit=limit)]
+    worst = max(d for d in differences.values() if d is not None)
+    reason = "twins and interpreted Triton kernels agree on the same tokens where the state is FP32"
+    return [_verdict(BASELINE, "cross_check", "pass", reason, value=worst, limit=limit)]
+
+
+def _find_unmatched(policy: Policy, candidates: dict[str, PlanRecord]) -> list[VerdictRecord]:
+    """Checks whose patterns name no plan or task of the run: a misspelt one must not look like a pass."""
+    verdicts = []
+    tasks = {task for record in candidates.values() for task in record.tasks}
+    for check in policy.checks:
+        for patterns, names in ((check.plans, candidates), (check.tasks, tasks)):
+            if patterns != ("*",) and not any(_matches(name, patterns) for name in names):
+                reason = f"matched_nothing: {', '.join(patterns)} is in no candidate of this run"
+                verdicts.append(_verdict(BASELINE, check.check, "inconclusive", reason))
+    return verdicts
+
+
+def find_invalid(name: str, record: PlanRecord, *, floor: float | None = None) -> str | None:
+    """Why a plan's figures do not measure the plan, None if they do; ``floor``: mean KL of the noise floor."""
     options = PrecisionPlan.parse(name).options
     counters = record.counters
+    mean = record.kl.mean
+    if any(get_format(f).low_precision for f in (options.read, options.recurrence)) and (
+        record.kl.max == 0.0 or (mean is not None and floor is not None and mean <= SENSITIVITY * floor)
+    ):
+        return "equals_baseline: its KL is that of FP32, so no low-precision state reached the outputs"
     low = [get_format(f).low_precision for f in (options.read, options.recurrence)]
     if any(low) and counters.low_precision_reads == 0:
         return "copy_not_read: no step read a low-precision state; run more steps than L, or choose L >= 2"
@@ -220,6 +267,9 @@ def _check_kl_mean(subject: _Subject, check: Check) -> VerdictRecord:
         return _verdict(subject.name, check.check, "fail", reason, limit=check.limit)
     if kl.max == 0.0:
         return _compare(subject, check, 0.0, 0.0)
+    if law.law is None and get_format(PrecisionPlan.parse(subject.name).options.recurrence).low_precision:
+        reason = f"too_few_cycles: {law.reason}; error that feeds back was not seen long enough"
+        return _compare(subject, check, *_kl_bounds(kl, _kl_matrix(subject))[:2], reason)
     if law.law != "growing":
         return _compare(subject, check, *_kl_bounds(kl, _kl_matrix(subject)))
     late = _kl_matrix(subject)[:, -(-3 * kl.n_steps // (4 * kl.n_sequences)) :]
@@ -371,7 +421,7 @@ def _overrule_task(
     chance = above_chance(int(base.sum()), len(base), CHANCE)
     if not chance:
         return "inconclusive", f"at_chance: the baseline answers {chance.accuracy:.1%} right, guessing {CHANCE:.0%}"
-    invalid = find_invalid(name, record)
+    invalid = find_invalid(name, record, floor=data.results.noise_floor.kl_mean)
     if invalid is not None:
         return "inconclusive", invalid
     if not holm_passes:

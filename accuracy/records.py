@@ -6,6 +6,7 @@ an interrupted run never leaves half a file. Undefined numbers are null, never N
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -332,16 +333,36 @@ def load_run(folder: str | Path) -> RunData:
     results = _parse(folder / "results.json", Results)
     manifest = _parse(folder / "manifest.json", Manifest)
     steps = _frame(folder / "steps.parquet", STEP_COLUMNS)
-    return RunData(results, manifest, steps, _frame(folder / "items.parquet", ITEM_COLUMNS))
+    items = _frame(folder / "items.parquet", ITEM_COLUMNS)
+    _check_hashes(folder, manifest)
+    return RunData(results, manifest, steps, items)
 
 
 def save_run(folder: str | Path, run: RunData) -> None:
-    """Write the four data files of a run, each atomically; results.json last, so that its presence means complete."""
+    """Write the four data files of a run, each atomically; results.json last, so that its presence means complete.
+
+    The manifest keeps the sha256 of the other three: figures and frames that do not belong together are refused.
+    """
     folder = Path(folder)
     _write(folder / "steps.parquet", lambda path: run.steps.to_parquet(path, index=False))
     _write(folder / "items.parquet", lambda path: run.items.to_parquet(path, index=False))
+    results = _json(run.results)
+    run.manifest.hashes.update(
+        {f"run/{name}": _sha256((folder / name).read_bytes()) for name in ("steps.parquet", "items.parquet")}
+        | {"run/results.json": _sha256(results.encode())}
+    )
     write_text(folder / "manifest.json", _json(run.manifest))
-    write_text(folder / "results.json", _json(run.results))
+    write_text(folder / "results.json", results)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _check_hashes(folder: Path, manifest: Manifest) -> None:
+    for name in ("results.json", "steps.parquet", "items.parquet"):
+        if manifest.hashes.get(f"run/{name}") != _sha256((folder / name).read_bytes()):
+            raise InputError(f"{folder / name} is not the file that this run wrote; run it again")
 
 
 def write_text(path: Path, text: str) -> None:

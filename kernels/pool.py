@@ -68,6 +68,10 @@ class StoredStates:
             self._decoded[layer] = self._decode(layer, torch.arange(self.codes.shape[1], device=self.codes.device))
         return self._decoded[layer][slots]
 
+    def forget(self) -> None:
+        """Drop what was decoded, after the tensors were written to directly."""
+        self._decoded.clear()
+
     def _decode(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         parts = [None if t is None else t[layer, slots] for t in (self.codes, self.block_scales, self.row_scales)]
         return decode_rows(self.format, *parts, self.shape.d_k)
@@ -284,6 +288,8 @@ class StatePool:
         for states in (self.checkpoint, self.copy):
             for tensor in states.tensors() if states is not None else ():
                 tensor[:, target] = tensor[:, source]
+            if states is not None:
+                states.forget()
         self.start(torch.tensor([target], device=self.device), tokens=self.tokens[source].clone())
 
     def bytes_per_sequence(self) -> dict[str, int]:

@@ -246,10 +246,9 @@ def draw_words(o_v, D_K: tl.constexpr, BK: tl.constexpr, seed, first_element, to
         stream: ``hash_stream`` of sequence and layer, its low 32 bits count.
     """
     o_k = tl.arange(0, BK).to(tl.int64)
-    o = tl.to_tensor(first_element).to(tl.int64) + o_v.to(tl.int64)[:, None] * D_K + o_k[None, :]
-    b_zero = tl.zeros_like(o).to(tl.uint32)
-    b_tokens = b_zero + tl.to_tensor(tokens).to(tl.uint32)
-    b_stream = b_zero + tl.to_tensor(stream).to(tl.uint32)
+    o = o_v.to(tl.int64)[:, None] * D_K + o_k[None, :] + first_element
+    b_tokens = (tl.zeros_like(o) + tokens).to(tl.uint32)
+    b_stream = (tl.zeros_like(o) + stream).to(tl.uint32)
     b_word, _, _, _ = tl.philox(seed, o.to(tl.uint32), (o >> 32).to(tl.uint32), b_tokens, b_stream, 10)
     return b_word
 

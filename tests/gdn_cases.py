@@ -169,7 +169,7 @@ def compare_step(
     greatest += n * float(data.v[: t + 1, live].abs().max())
     state_bound = 2 * n * (data.shape.d_k + 8) * ROUNDOFF * greatest
     scale = data.shape.d_k**-0.5 if scale is None else scale
-    rounding = 2 * (2.0**-9 if got.dtype == torch.bfloat16 else ROUNDOFF)
+    rounding = 2 * (2.0**-8 if got.dtype == torch.bfloat16 else ROUNDOFF)  # both outputs are rounded once, u = 2^-8
     bound = scale * state_bound * 2 + rounding * expected[live].double().abs()
     found.add("output", expected[live], got[live], bound)
     found.add("padding", torch.zeros_like(got[data.padded_rows]), got[data.padded_rows], 1e-300)

@@ -30,7 +30,7 @@ class Measured:
 
     Attributes:
         kl: [n_sequences, n_steps] nats.
-        differ: every so manieth step has another top token.
+        differ: every so many steps one has another top token.
         nll: nll of the plan - nll of the baseline, per step.
     """
 
@@ -102,7 +102,7 @@ def make_run(
     results = rec.Results(
         verdict="inconclusive",
         model={"name": "numbers"},
-        backend=rec.Backends(drift="torch", tasks="torch", cross_check=None),
+        backend=rec.Backends(drift="triton", tasks="triton", cross_check=None),
         plans={name: _record(name, measured, steps, items) for name, measured in plans.items()},
         bitwise=[
             rec.BitwiseRecord(

@@ -12,6 +12,7 @@ import pytest
 from scipy.signal import lfilter
 
 from driftgate.accuracy import policy as policies
+from driftgate.accuracy import records as rec
 from driftgate.accuracy.items import compare_items
 from driftgate.accuracy.kl_summary import summarize_kl
 from driftgate.accuracy.paired_tests import bound_loss
@@ -111,9 +112,42 @@ def test_p99_9_of_few_steps_can_fail_but_never_pass():
 
 @pytest.mark.parametrize("check", ["kl_mean", "drift_slope"])
 def test_a_kl_of_exactly_0_passes_a_limit_of_0(check):
-    run = cases.make_run({PLAN: Measured(kl=np.zeros((16, 256)))})
+    run = cases.make_run({"fp32@4": Measured(kl=np.zeros((16, 256)))})
     found = one(run, rule(check, 0.0))
     assert (found.verdict, found.value) == ("pass", 0.0)
+
+
+@pytest.mark.parametrize("level", [0.0, 1e-13])
+def test_a_low_precision_plan_that_cannot_be_told_from_fp32_was_not_measured(level):
+    kl = lognormal(level) if level else np.zeros((16, 256))
+    run = cases.make_run({PLAN: Measured(kl=kl)})
+    found = one(run, rule("kl_mean", 0.01))
+    assert (found.verdict, found.reason.split(":")[0]) == ("invalid", "equals_baseline")
+
+
+def cross_checked(differences, steps=32, dtype="float32"):
+    run = cases.make_run({PLAN: Measured(kl=lognormal(1e-6)), "fp32@4": Measured(kl=lognormal(1e-6))})
+    check = None if differences is None else rec.CrossCheck(steps=steps, max_abs_difference=0.0, by_plan=differences)
+    run.results.backend = rec.Backends(drift="torch", tasks="torch", cross_check=check)
+    run.results.model["dtype"] = dtype
+    return [v.verdict for v in decided(run, rule("kl_mean", 0.01)) if v.check == "cross_check"]
+
+
+def test_twins_and_kernels_must_agree_where_the_state_is_fp32():
+    assert cross_checked({"baseline": 1e-5, "fp32@4": 1e-3, PLAN: 0.3}) == ["pass"]
+    assert cross_checked({"baseline": 1e-5, "fp32@4": 1.001e-3, PLAN: 0.0}) == ["fail"]
+    assert cross_checked({"baseline": 11.0, "fp32@4": 1e-5}) == ["fail"]
+    assert cross_checked({"baseline": None, "fp32@4": 1e-5}) == ["fail"]
+    assert cross_checked({"baseline": 1e-5}) == ["fail"]
+    assert cross_checked({"baseline": 0.1, "fp32@4": 0.1}, dtype="bfloat16") == ["pass"]
+    assert cross_checked(None) == ["inconclusive"]
+    assert cross_checked({"baseline": 0.0, "fp32@4": 0.0}, steps=0) == ["inconclusive"]
+
+
+def test_a_run_of_controls_alone_is_inconclusive():
+    run = cases.make_run({CONTROL: Measured(kl=lognormal(1e-2), role="control")})
+    assert [v.reason.split(":")[0] for v in decided(run, rule("kl_mean", 0.01))] == ["no_candidates"]
+    assert run.results.verdict == "inconclusive"
 
 
 def test_too_few_effective_steps_cannot_pass_but_can_fail():
@@ -305,7 +339,7 @@ def test_a_policy_without_the_task_leaves_no_verdict_of_another_policy():
 def test_patterns_choose_plans_and_tasks():
     run = with_answers(0, 0, plans=(PLAN, OTHER))
     assert [v.plan for v in decided(run, rule("kl_mean", 0.01, plans=("fp8*",)))] == [OTHER]
-    assert decided(run, loss(2, tasks=("track*",))) == []
+    assert [v.reason.split(":")[0] for v in decided(run, loss(2, tasks=("track*",)))] == ["matched_nothing"]
 
 
 def test_a_growing_law_decides_on_the_last_quarter_and_says_so():
@@ -396,7 +430,8 @@ def test_fail_outweighs_inconclusive_outweighs_pass():
 
 def test_no_verdict_at_all_is_not_a_pass():
     run = cases.make_run({PLAN: Measured(kl=lognormal(1e-6))})
-    assert decided(run, rule("kl_mean", 0.01, plans=("int8*",))) == []
+    (found,) = decided(run, rule("kl_mean", 0.01, plans=("int8*",)))
+    assert (found.verdict, found.reason.split(":")[0]) == ("inconclusive", "matched_nothing")
     assert run.results.verdict == "inconclusive"
 
 
