@@ -27,7 +27,7 @@ test: $(DEV_STAMP)
 	$(BIN)/pytest -n $(JOBS) -m "not gpu and not long"
 
 test-long: $(DEV_STAMP) $(OLD)/.installed
-	RUN_LONG=1 $(BIN)/pytest -n $(JOBS) -m "long and not gpu"
+	RUN_LONG=1 $(BIN)/pytest -m "long and not gpu"  # one at a time: the main job is timed
 	PYTHONPATH=$(OLD) $(BIN)/pytest -n $(JOBS) -m "not gpu and not long" $(OLD_TESTS)
 
 # the oldest transformers that is covered, beside the pinned one
