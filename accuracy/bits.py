@@ -10,7 +10,7 @@ import torch
 
 __all__ = ["BitTally", "ulp_distance"]
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def ulp_distance(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
@@ -34,18 +34,25 @@ class BitTally:
 
     Attributes:
         n_compared: elements compared, by what they are (``output``, ``checkpoint``, ``copy``).
-        n_different: elements whose bits differ, or that are not finite.
+        different: elements whose bits differ, or that are not finite, by what they are; without those at 0.
         max_ulp: greatest distance of one of them.
         first: the first that differs: step, row, head, element, expected, got, what; None where nothing does.
         histogram: differing elements by distance: ``0`` (signs of zeros), ``1``, ``2``, ``3-4``, ``5-8`` …
+        looks_like: the cause that the differences look like (``causes.py``).
     """
 
     def __init__(self) -> None:
         self.n_compared: dict[str, int] = {}
-        self.n_different = 0
+        self.different: dict[str, int] = {}
         self.max_ulp = 0
         self.first: dict[str, Any] | None = None
         self.histogram: dict[str, int] = {}
+        self.looks_like = "unknown"
+
+    @property
+    def n_different(self) -> int:
+        """Elements that differ."""
+        return sum(self.different.values())
 
     def compare(self, what: str, expected: torch.Tensor, got: torch.Tensor, *, step: int, rows: Sequence[int]) -> None:
         """Compare bits.
@@ -66,9 +73,23 @@ class BitTally:
         different = expected.contiguous().view(integers) != got.contiguous().view(integers)
         self._add(what, expected, got, different | ~got.isfinite(), step, rows)
 
+    def compare_bytes(
+        self, what: str, expected: torch.Tensor, got: torch.Tensor, *, step: int, rows: Sequence[int]
+    ) -> None:
+        """Compare bits of tensors that may hold NaN, as ``compare`` does for numbers."""
+        integers = _INTEGERS[expected.element_size()]
+        self.compare(what, expected.contiguous().view(integers), got.contiguous().view(integers), step=step, rows=rows)
+
     def require_finite(self, what: str, got: torch.Tensor, *, step: int, rows: Sequence[int]) -> None:
         """Count elements [len(rows), heads, ...] that are not finite as different; nothing else is known of them."""
         self._add(what, torch.zeros_like(got), got, ~got.isfinite(), step, rows)
+
+    def require_other(self, what: str, one: torch.Tensor, other: torch.Tensor, *, step: int, row: int) -> None:
+        """Count all elements [heads, ...] as wrong if two tensors are equal that must not be."""
+        self.n_compared[what] = self.n_compared.get(what, 0) + one.numel()
+        if torch.equal(one, other):
+            everything = torch.ones_like(one, dtype=torch.bool)[None]
+            self._add(what, one[None], other[None], everything, step, [row])
 
     def _add(
         self,
@@ -82,7 +103,7 @@ class BitTally:
         n = int(different.sum())
         if not n:
             return
-        self.n_different += n
+        self.different[what] = self.different.get(what, 0) + n
         distance = ulp_distance(expected[different], got[different])
         self.max_ulp = max(self.max_ulp, int(distance.max()))
         buckets, counts = torch.unique(_bucket(distance), return_counts=True)
@@ -90,8 +111,9 @@ class BitTally:
             name = _bucket_name(bucket)
             self.histogram[name] = self.histogram.get(name, 0) + count
         if self.first is None:
-            row, head, *element = different.nonzero()[0].tolist()
-            at = (row, head, *element)
+            row, *rest = different.nonzero()[0].tolist()
+            head, *element = rest or [0]
+            at = (row, *rest)
             self.first = {
                 "step": step,
                 "row": rows[row],
@@ -103,8 +125,10 @@ class BitTally:
             }
 
     def report(self) -> dict[str, Any] | None:
-        """``first`` with the histogram of all, as results.json keeps it."""
-        return None if self.first is None else {**self.first, "ulp_histogram": self.histogram}
+        """``first`` with the cause and the histogram of all, as results.json keeps it."""
+        if self.first is None:
+            return None
+        return {**self.first, "looks_like": self.looks_like, "ulp_histogram": self.histogram}
 
 
 def _bucket(distance: torch.Tensor) -> torch.Tensor:

@@ -66,6 +66,7 @@ class CrossCheckJob:
         token_ids: [length] int64, the first stream, cut to the steps wanted.
         prefill: tokens that the model prefills itself.
         vocab_size: real columns of the logits.
+        seed: of plans with stochastic rounding.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class CrossCheckJob:
         token_ids: np.ndarray,
         prefill: int,
         vocab_size: int,
+        seed: int = 0,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="driftgate-")
         self.path = Path(self._folder.name)
@@ -87,6 +89,7 @@ class CrossCheckJob:
             "token_ids": token_ids.tolist(),
             "prefill": prefill,
             "vocab_size": vocab_size,
+            "seed": seed,
         }
         (self.path / "job.json").write_text(json.dumps(job))
         environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -186,6 +189,7 @@ def _main(path: Path) -> None:
         backend=Backend.TRITON_INTERPRET,
         prefill=job["prefill"],
         vocab_size=job["vocab_size"],
+        seed=job["seed"],
     )
     tokens = np.asarray([job["token_ids"]], dtype=np.int64)
     steps = tokens.shape[1] - job["prefill"]

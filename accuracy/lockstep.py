@@ -117,6 +117,7 @@ class LockstepRunner:
         backend: which code takes the decode steps.
         prefill: tokens of each sequence that the model prefills itself; at least 1.
         vocab_size: columns of the logits that are real; None for all.
+        seed: of plans with stochastic rounding; the draws of a sequence depend on its place in ``token_ids`` alone.
     """
 
     def __init__(
@@ -128,11 +129,12 @@ class LockstepRunner:
         backend: Backend,
         prefill: int = 1,
         vocab_size: int | None = None,
+        seed: int = 0,
     ) -> None:
         if prefill < 1:
             raise ValueError(f"prefill: expected at least 1 token, got {prefill}")
         self.model, self.plans, self.batch = model, dict(plans), batch
-        self.backend, self.prefill, self.vocab_size = backend, prefill, vocab_size
+        self.backend, self.prefill, self.vocab_size, self.seed = backend, prefill, vocab_size, seed
 
     def run(
         self,
@@ -176,6 +178,7 @@ class LockstepRunner:
             batch = _Batch(
                 self,
                 token_ids[index],
+                sequences=index,
                 first=first,
                 n_used=min(self.batch, n - first),
                 probes=[probes[i] for i in chosen],
@@ -195,6 +198,7 @@ class _Batch:
         runner: LockstepRunner,
         token_ids: np.ndarray,
         *,
+        sequences: np.ndarray,
         first: int,
         n_used: int,
         probes: list[Probe],
@@ -208,7 +212,10 @@ class _Batch:
         self.blocks = [
             Block(name=name, options=o, alternative=name == NOISE) for name, o in zip(self.names, options, strict=True)
         ]
-        self.wrapped = wrap(runner.model, self.blocks, n_sequences=len(token_ids), backend=runner.backend)
+        self.wrapped = wrap(
+            runner.model, self.blocks, n_sequences=len(token_ids), backend=runner.backend, seed=runner.seed
+        )
+        self.sequences = torch.from_numpy(sequences)
         self.device = self.wrapped.device
         self.tokens = torch.from_numpy(token_ids).to(self.device)
         self.probes_at: dict[int, list[tuple[int, Probe]]] = {}
@@ -224,7 +231,7 @@ class _Batch:
             recorder = InputRecorder(model, steps=self.record_steps)
             again = _AgainCheck(model)
             model.observers += [again.observe, observer.observe, recorder.observe]
-            model.prefill(self.tokens[:, :prefill])
+            model.prefill(self.tokens[:, :prefill], sequences=self.sequences)
             recorder.start()
             columns = _Columns(self)
             for position in range(prefill, length):

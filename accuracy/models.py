@@ -18,7 +18,7 @@ from driftgate.accuracy.adapters.families import find_family
 from driftgate.accuracy.adapters.hooks import quiet_transformers
 from driftgate.errors import InputError, UsageError
 
-__all__ = ["LoadedModel", "hash_file", "load_model"]
+__all__ = ["LoadedModel", "check_model", "hash_file", "load_model", "resolve_device"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -48,8 +48,7 @@ class LoadedModel:
     @property
     def first_token(self) -> int:
         """Token that a stream begins with: BOS, else EOS, else 0."""
-        config = getattr(self.model.config, "text_config", self.model.config)
-        for owner in (self.tokenizer, config):
+        for owner in (self.tokenizer, text_config(self.model.config)):
             for name in ("bos_token_id", "eos_token_id"):
                 token = getattr(owner, name, None)
                 if isinstance(token, int):
@@ -74,25 +73,10 @@ def load_model(folder: Path, *, name: str, device: str, dtype: str | None = None
     Raises:
         InputError: something in the folder is missing, cut short, not covered, disagrees with the config, or NaN.
     """
-    config = _read_config(folder)
-    quantization = config.get("quantization_config") or {}
-    if quantization.get("quant_method") == "modelopt" or (folder / "hf_quant_config.json").exists():
-        raise InputError(
-            f"{folder}: quant_method modelopt would be loaded without its scales; dequantise it to BF16 first"
-        )
-    _check_weights(folder)
-    from transformers import AutoConfig, AutoModelForCausalLM
+    parsed = check_model(folder)
+    from transformers import AutoModelForCausalLM
 
     with quiet_transformers(), warnings.catch_warnings(action="ignore"):
-        try:
-            parsed = AutoConfig.from_pretrained(folder, local_files_only=True)
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, StrictDataclassError) as error:
-            raise InputError(f"{folder}/config.json: {_one_line(error)}") from error
-        family = find_family(parsed)
-        if "linear_attention" not in (getattr(getattr(parsed, "text_config", parsed), "layer_types", None) or ()):
-            raise InputError(
-                f"{folder}: the checkpoint has no recurrent layer (no linear_attention); nothing to measure"
-            )
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -102,14 +86,14 @@ def load_model(folder: Path, *, name: str, device: str, dtype: str | None = None
                 ignore_mismatched_sizes=True,  # told by name below, where transformers only says that there are some
                 output_loading_info=True,
             )
-        except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+        except Exception as error:  # a config can make the constructors raise anything, AssertionError among it
             raise InputError(f"{folder}: weights do not fit config.json: {_one_line(error)}") from error
         _check_loaded(folder, info)
         tokenizer = _load_tokenizer(folder)
     for key, weight in model.named_parameters():
         if not bool(torch.isfinite(weight).all()):
             raise InputError(f"{folder}: weight {key} holds NaN or infinity; the checkpoint is damaged, fetch it again")
-    text = getattr(model.config, "text_config", model.config)
+    text = text_config(model.config)
     real = int(text.vocab_size) if tokenizer is None else min(int(text.vocab_size), len(tokenizer))
     return LoadedModel(
         name=name,
@@ -117,9 +101,49 @@ def load_model(folder: Path, *, name: str, device: str, dtype: str | None = None
         model=model.to(device).eval().requires_grad_(False),
         tokenizer=tokenizer,
         vocab_size=real,
-        family=family.name,
+        family=find_family(parsed).name,
         hashes={p.name: hash_file(p) for p in sorted(folder.iterdir()) if p.suffix in (".safetensors", ".json")},
     )
+
+
+def check_model(folder: Path) -> Any:
+    """Everything that a checkpoint folder shows before its weights are loaded.
+
+    Returns:
+        The config, as transformers reads it.
+
+    Raises:
+        InputError: as ``load_model``, but for what only the weights show.
+    """
+    config = _read_config(folder)
+    quantization = config.get("quantization_config") or {}
+    if quantization.get("quant_method") == "modelopt" or (folder / "hf_quant_config.json").exists():
+        raise InputError(
+            f"{folder}: quant_method modelopt would be loaded without its scales; dequantise it to BF16 first"
+        )
+    _check_weights(folder)
+    from transformers import AutoConfig
+
+    with quiet_transformers(), warnings.catch_warnings(action="ignore"):
+        try:
+            parsed = AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, StrictDataclassError) as error:
+            raise InputError(f"{folder}/config.json: {_one_line(error)}") from error
+    find_family(parsed)
+    text = text_config(parsed)
+    if "linear_attention" not in (getattr(text, "layer_types", None) or ()):
+        raise InputError(f"{folder}: the checkpoint has no recurrent layer (no linear_attention); nothing to measure")
+    pad = getattr(text, "pad_token_id", None)
+    if isinstance(pad, int) and not -text.vocab_size <= pad < text.vocab_size:
+        raise InputError(
+            f"{folder}/config.json: pad_token_id {pad} is outside the vocabulary of {text.vocab_size}; correct one"
+        )
+    return parsed
+
+
+def text_config(config: Any) -> Any:
+    """The part of a config that describes the language model; itself where there is no other."""
+    return getattr(config, "text_config", config)
 
 
 def hash_file(path: Path) -> str:

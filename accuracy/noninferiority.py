@@ -158,7 +158,7 @@ def _checked(d: object, clusters: object) -> tuple[Floats, Integers | None]:
     if values.ndim != 1:
         raise ValueError(f"d: expected one axis, [n], got {values.ndim}")
     if values.size == 0:
-        raise EmptyRunError("paired comparison: zero items were answered; check --limit and the data file")
+        raise EmptyRunError("paired comparison: zero items were answered; give a --task that asks questions")
     if not (np.abs(values) <= 1.0).all():
         raise ValueError("d: expected differences of correctness within -1 … 1, got others or NaN")
     if clusters is None:
@@ -317,7 +317,7 @@ def above_chance(correct: int, n: int, chance: float) -> ChanceTest:
         ValueError: correct or chance out of range.
     """
     if n == 0:
-        raise EmptyRunError("above chance: zero items were answered; check --limit and the data file")
+        raise EmptyRunError("above chance: zero items were answered; give a --task that asks questions")
     if not 0 <= correct <= n or not 0.0 <= chance < 1.0:
         raise ValueError(f"expected 0 <= correct <= n and 0 <= chance < 1, got {correct} of {n} at {chance}")
     test = stats.binomtest(correct, n, chance, alternative="greater")

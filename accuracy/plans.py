@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from driftgate.errors import UsageError
-from driftgate.kernels.contract import Fold, Readout, ReplayOptions
+from driftgate.kernels.contract import Dot, Fold, Readout, ReplayOptions
 from driftgate.quant.formats import get_format
 
 __all__ = ["BASELINE", "PrecisionPlan", "Role"]
@@ -27,9 +27,16 @@ _FLAGS = {
     "cached": ("fold", Fold.CACHED),
     "output_only": ("readout", Readout.OUTPUT_ONLY),
     "exact_readout": ("readout", Readout.EXACT_READOUT),
+    "state_output": ("readout", Readout.STATE_OUTPUT),
+    "sr": ("stochastic", True),
 }
-_TRACK = re.compile(r"[1-9][0-9]{0,8}")
-_PLANNED = ("head", "sr", "state_output", "dot", "spec")
+_VALUES = {
+    "buf": ("buffer", {"bf16": "bf16", "fp32": "fp32"}),
+    "dot": ("dot", {dot.value: dot for dot in Dot}),
+}
+_COUNT = re.compile(r"[1-9][0-9]{0,8}")
+_COUNTS = {"track": "track", "spec": "window"}
+_PLANNED = ("head",)
 """Options of the grammar whose kernels this version does not have."""
 
 
@@ -85,8 +92,11 @@ class PrecisionPlan:
                 f"write {recurrence.name}@{length} or swap the two"
             )
         fields = _parse_options(text, match["options"])
-        options = ReplayOptions(read=read.name, recurrence=recurrence.name, length=length, **fields)  # type: ignore[arg-type]
-        if "buffer" in fields and not options.keeps_corrections:
+        try:
+            options = ReplayOptions(read=read.name, recurrence=recurrence.name, length=length, **fields)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise UsageError(f"plan {text!r}: {_reword(str(error))}") from error
+        if "buffer" in fields and options.readout is Readout.EXACT_READOUT and options.fold is Fold.EXACT:
             raise UsageError(f"plan {text!r}: +buf has no effect, exact readout with exact fold keeps no corrections")
         return cls(options=options)
 
@@ -101,8 +111,14 @@ class PrecisionPlan:
             text += f"+{o.readout.value}"
         if o.buffer != "fp32":
             text += f"+buf={o.buffer}"
+        if o.stochastic:
+            text += "+sr"
+        if o.dot is not Dot.IEEE:
+            text += f"+dot={o.dot.value}"
         if o.track:
             text += f"+track={o.track}"
+        if o.window:
+            text += f"+spec={o.window}"
         return text
 
     @property
@@ -118,21 +134,30 @@ def _parse_options(text: str, options: str) -> dict[str, object]:
         name, _, value = option.partition("=")
         if name in _PLANNED:
             raise UsageError(f"plan {text!r}: +{name} is not available in this version; leave it out")
+        parsed: object
         if name in _FLAGS and not value:
             field, parsed = _FLAGS[name]
-        elif name == "buf" and value in ("fp32", "bf16"):
-            field, parsed = "buffer", value
-        elif name == "track" and _TRACK.fullmatch(value):
-            field, parsed = "track", int(value)
+        elif name in _VALUES and value in _VALUES[name][1]:
+            field, parsed = _VALUES[name][0], _VALUES[name][1][value]
+        elif name in _COUNTS and _COUNT.fullmatch(value):
+            field, parsed = _COUNTS[name], int(value)
         else:
             raise UsageError(
                 f"plan {text!r}: unknown option +{option}; known: +exact +cached +output_only +exact_readout "
-                "+buf=bf16|fp32 +track=N"
+                "+state_output +buf=bf16|fp32 +sr +dot=ieee|tf32|bf16 +track=N +spec=T"
             )
         if field in fields:
             raise UsageError(f"plan {text!r}: +{option} contradicts or repeats another option; give it once")
         fields[field] = parsed
     return fields
+
+
+def _reword(message: str) -> str:
+    """What ReplayOptions refuses, in the words of a plan text."""
+    for name, option in (("stochastic", "+sr"), ("window", "+spec"), ("dot", "+dot")):
+        if message.startswith(f"{name}: "):
+            return option + message[len(name) :]
+    return message
 
 
 BASELINE = PrecisionPlan(options=ReplayOptions())

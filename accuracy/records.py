@@ -24,8 +24,8 @@ from driftgate.errors import InputError
 __all__ = [
     "SCHEMA_VERSION", "Backends", "BitwiseRecord", "BytesRecord", "CounterRecord", "CrossCheck", "DeltaP",
     "DriftRecord", "KlRecord", "LayerState", "Manifest", "NoiseFloor", "PerplexityRecord", "PlanRecord",
-    "ProportionRecord", "Results", "RunData", "StateRecord", "TaskRecord", "Verdict", "VerdictRecord", "load_run",
-    "save_run", "write_text",
+    "ProportionRecord", "Results", "RunData", "StateRecord", "TaskRecord", "ToleranceRecord", "Verdict",
+    "VerdictRecord", "load_run", "save_run", "write_text",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
@@ -239,6 +239,17 @@ class BitwiseRecord(Record):
     first_different: dict[str, Any] | None
 
 
+class ToleranceRecord(Record):
+    """One case of T1: the element nearest to its derived bound; error null where it was not finite."""
+
+    recurrence: str
+    case: dict[str, Any]
+    what: Literal["output", "state"]
+    error: float | None
+    bound: float
+    within: bool
+
+
 class NoiseFloor(Record):
     """KL of FP32 under another legal launch."""
 
@@ -375,13 +386,13 @@ def _write(path: Path, writer: Callable[[str], Any]) -> None:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another --out") from error
+        raise InputError(f"cannot write {path}: {error.strerror or error}; choose another --out") from error
     try:
         writer(temporary)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another --out") from error
+        raise InputError(f"cannot write {path}: {error.strerror or error}; choose another --out") from error
     finally:
         Path(temporary).unlink(missing_ok=True)
 
@@ -394,7 +405,7 @@ def _parse(path: Path, kind: type[R]) -> R:
     try:
         return kind.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise InputError(f"{path} is missing; the run did not finish, run it again or use --resume") from error
+        raise InputError(f"{path} is missing; the run did not finish, run it again") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -409,7 +420,7 @@ def _frame(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     try:
         frame = pd.read_parquet(path)
     except FileNotFoundError as error:
-        raise InputError(f"{path} is missing; the run did not finish, run it again or use --resume") from error
+        raise InputError(f"{path} is missing; the run did not finish, run it again") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is no readable parquet file: {error}".splitlines()[0]) from error
     missing = [c for c in columns if c not in frame.columns]

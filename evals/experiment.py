@@ -37,6 +37,7 @@ from driftgate.accuracy.records import (
     Results,
     RunData,
 )
+from driftgate.errors import InputError
 from driftgate.evals.scoring import score_items
 from driftgate.evals.suite import Suite
 from driftgate.evals.tasks import Streams, make_streams
@@ -44,7 +45,7 @@ from driftgate.kernels.contract import Backend, HeadShape
 from driftgate.kernels.launch import ENABLE_FP_FUSION
 from driftgate.kernels.traffic import compute_traffic, gdn_entry
 
-__all__ = ["Experiment", "choose_backend"]
+__all__ = ["Experiment", "check_tokens", "choose_backend"]
 
 _PACKAGES = ("driftgate", "torch", "triton", "transformers", "numpy", "scipy", "safetensors", "tokenizers")
 
@@ -54,6 +55,25 @@ def choose_backend(text: str, device: str) -> Backend:
     if text == "auto":
         return Backend.TRITON if device.startswith("cuda") else Backend.TORCH
     return Backend(text)
+
+
+def check_tokens(token_ids: np.ndarray, *, vocab_size: int, model: str) -> None:
+    """Refuse streams with ids that a model has not; once here, since a check at every step would stop a GPU.
+
+    Args:
+        token_ids: [n_sequences, length] integers, 0 or more.
+        vocab_size: real columns of the logits.
+        model: its name.
+
+    Raises:
+        InputError: an id lies outside the vocabulary.
+    """
+    greatest = int(token_ids.max())
+    if greatest >= vocab_size:
+        raise InputError(
+            f"model {model} has {vocab_size} tokens, the task streams use {greatest + 1}; give --task none to measure "
+            "on its own generation"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +134,9 @@ class Experiment:
     def _streams(self) -> Streams:
         suite, length = self.suite, self.suite.steps + self.suite.prefill
         if suite.stream != "generation":
-            return make_streams(tasks=suite.tasks, n_sequences=suite.sequences, length=length, seed=suite.seed)
+            streams = make_streams(tasks=suite.tasks, n_sequences=suite.sequences, length=length, seed=suite.seed)
+            check_tokens(streams.token_ids, vocab_size=self.loaded.vocab_size, model=self.loaded.name)
+            return streams
         token_ids = generate_streams(
             self.loaded.model,
             np.asarray([self.loaded.first_token]),
@@ -136,6 +158,7 @@ class Experiment:
             token_ids=streams.token_ids[0, : suite.prefill + steps],
             prefill=suite.prefill,
             vocab_size=self.loaded.vocab_size,
+            seed=suite.seed,
         )
 
     def _lockstep(
@@ -149,6 +172,7 @@ class Experiment:
             backend=self.backend,
             prefill=suite.prefill,
             vocab_size=self.loaded.vocab_size,
+            seed=suite.seed,
         )
         probes = [Probe(sequence=q.sequence, position=q.position, token_ids=q.choices) for q in streams.questions]
         return runner.run(streams.token_ids, probes=probes, record_steps=short, keep_logits=short, progress=progress)

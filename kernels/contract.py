@@ -1,4 +1,4 @@
-"""What a precision plan means to a kernel: head shapes, readout, fold, formats and length of the buffer.
+"""What a precision plan means to a kernel: recurrence, head shapes, readout, fold, formats and length of the buffer.
 
 Nothing here imports torch or triton, so that plan texts can be parsed and checked anywhere.
 """
@@ -10,7 +10,10 @@ from enum import Enum
 
 from driftgate.quant.formats import get_format
 
-__all__ = ["Backend", "Fold", "HeadShape", "Readout", "ReplayOptions"]
+__all__ = ["Backend", "Dot", "Fold", "HeadShape", "Readout", "Recurrence", "ReplayOptions"]
+
+MAX_WINDOW = 16
+"""Greatest T of a speculative window."""
 
 
 class Backend(Enum):
@@ -19,6 +22,32 @@ class Backend(Enum):
     TRITON = "triton"
     TRITON_INTERPRET = "triton-interpret"
     TORCH = "torch"
+
+
+class Recurrence(Enum):
+    """Which recurrence; what tells them apart in a kernel are the two properties."""
+
+    GDN = "gdn"
+    """Gated DeltaNet: S = exp(g)·S; u = β(v - S k); S = S + u kᵀ; o = S q, g one number a head."""
+    KDA = "kda"
+    """Kimi Delta Attention: Gated DeltaNet with g per key channel."""
+    MAMBA2 = "mamba2"
+    """S = exp(A·dt)·S + x (dt·B)ᵀ; y = S C + D·x, times silu(z): v = x, k = dt·B, q = C, log decay A·dt."""
+
+    @property
+    def delta_rule(self) -> bool:
+        """Whether what is added is corrected by what the state holds; else k is dt·B and the log decay A·dt."""
+        return self is not Recurrence.MAMBA2
+
+    @property
+    def channel_decay(self) -> bool:
+        """Whether a step decays each key channel by its own factor."""
+        return self is Recurrence.KDA
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of a step's inputs, in the order of ``decode_step``."""
+        return ("q", "k", "v", "g", "beta") if self.delta_rule else ("x", "B", "C", "dt")
 
 
 class Fold(Enum):
@@ -37,6 +66,16 @@ class Readout(Enum):
     """From products of the stored state and the buffer, without building the state."""
     EXACT_READOUT = "exact_readout"
     """Rebuild the state step by step in the baseline's operation order, then take the step."""
+    STATE_OUTPUT = "state_output"
+    """Rebuild the old state tile by tile with one matrix product and read it twice (what engines do)."""
+
+
+class Dot(Enum):
+    """Precision of the matrix product of ``Readout.STATE_OUTPUT``."""
+
+    IEEE = "ieee"
+    TF32 = "tf32"
+    BF16 = "bf16"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +83,10 @@ class HeadShape:
     """Heads of one recurrent layer.
 
     Args:
-        key_heads: number of key (and query) heads H.
+        key_heads: number of key (and query) heads H; groups of B and C in Mamba-2.
         value_heads: number of value heads HV, a multiple of H; value head i reads key head ``i // (HV // H)``.
-        d_k: entries of a key.
-        d_v: entries of a value; a state is [d_v, d_k], contiguous along d_k.
+        d_k: entries of a key; Mamba-2: d_state.
+        d_v: entries of a value; Mamba-2: d_head. A state is [d_v, d_k], contiguous along d_k.
     """
 
     key_heads: int
@@ -83,6 +122,9 @@ class ReplayOptions:
         fold: how a flush brings the checkpoint forward.
         buffer: storage type of the corrections û, ``"fp32"`` or ``"bf16"``.
         track: additional flush whenever the number of tokens seen becomes a multiple of it; 0 for none.
+        dot: precision of the matrix product of ``state_output``.
+        stochastic: round the checkpoint's elements at random; scales and copies stay nearest even.
+        window: T_max of speculative windows, 0 for none; the buffer is then a ring of L + T_max - 1 places.
     """
 
     recurrence: str = "fp32"
@@ -92,6 +134,9 @@ class ReplayOptions:
     fold: Fold = Fold.EXACT
     buffer: str = "fp32"
     track: int = 0
+    dot: Dot = Dot.IEEE
+    stochastic: bool = False
+    window: int = 0
 
     def __post_init__(self) -> None:
         recurrence, read = get_format(self.recurrence), get_format(self.read)
@@ -105,6 +150,16 @@ class ReplayOptions:
             raise ValueError("read: the step-by-step baseline keeps no copy, expected it equal to recurrence")
         if self.buffer not in ("fp32", "bf16"):
             raise ValueError(f"buffer: expected 'fp32' or 'bf16', got {self.buffer!r}")
+        if self.stochastic and not recurrence.stochastic:
+            raise ValueError(f"stochastic: {recurrence.name} is rounded to nearest alone, expected False")
+        if self.dot is not Dot.IEEE and self.readout is not Readout.STATE_OUTPUT:
+            raise ValueError(f"dot: only state_output has a matrix product, expected ieee, got {self.dot.value}")
+        if not 0 <= self.window <= MAX_WINDOW:
+            raise ValueError(f"window: expected 0 to {MAX_WINDOW}, got {self.window}")
+        if 2 * self.window > self.length:
+            raise ValueError(f"window: expected 2 T <= L = {self.length}, got T = {self.window}")
+        if self.window and (self.track or self.readout is Readout.STATE_OUTPUT):
+            raise ValueError("window: has neither forced flushes (track) nor state_output, expected 0")
 
     @property
     def step_by_step(self) -> bool:
@@ -116,17 +171,17 @@ class ReplayOptions:
         """Whether a read copy is kept beside the checkpoint."""
         return self.read != self.recurrence
 
-    @property
-    def keeps_corrections(self) -> bool:
-        """Whether the buffer holds û."""
-        return not self.step_by_step and (self.readout is Readout.OUTPUT_ONLY or self.fold is Fold.CACHED)
+    def keeps_corrections(self, recurrence: Recurrence) -> bool:
+        """Whether the buffer holds û; in Mamba-2 û is x itself."""
+        uses = self.readout is not Readout.EXACT_READOUT or self.fold is Fold.CACHED
+        return recurrence.delta_rule and not self.step_by_step and uses
 
-    @property
-    def keeps_inputs(self) -> bool:
-        """Whether the buffer holds v and β beside k and g."""
-        return not self.step_by_step and (self.readout is Readout.EXACT_READOUT or self.fold is Fold.EXACT)
+    def keeps_inputs(self, recurrence: Recurrence) -> bool:
+        """Whether the buffer holds v and β (x and dt) beside k and g."""
+        uses = self.readout is Readout.EXACT_READOUT or self.fold is Fold.EXACT or not recurrence.delta_rule
+        return uses and not self.step_by_step
 
     @property
     def places(self) -> int:
         """Places of a slot's buffer; the token of a natural flush comes from registers."""
-        return max(self.length - 1, 1)
+        return self.length + self.window - 1 if self.window else max(self.length - 1, 1)

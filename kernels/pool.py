@@ -9,13 +9,15 @@ whatever its buffer holds.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 
-from driftgate.kernels.contract import HeadShape, ReplayOptions
+from driftgate.kernels.contract import HeadShape, Recurrence, ReplayOptions
 from driftgate.quant.codecs import decode_rows, encode_rows, find_nonfinite_rows
 from driftgate.quant.formats import Format, get_format
+from driftgate.quant.philox import Noise, hash_stream
 
 __all__ = ["StatePool", "StoredStates"]
 
@@ -29,6 +31,16 @@ def _allocate(n_layers: int, *dims: int, dtype: torch.dtype, device: torch.devic
     size = math.prod(dims)
     rows = torch.zeros(n_layers, -(-size // step) * step, dtype=dtype, device=device)
     return rows[:, :size].view(n_layers, *dims)
+
+
+def _overlap(codes: torch.Tensor) -> bool:
+    """Whether two slots of [n_layers, n_slots, HV, d_v, row], each contiguous, share memory."""
+    taken = codes[0, 0].numel()
+    for stride, n in sorted(zip(codes.stride()[:2], codes.shape[:2], strict=True)):
+        if n > 1 and stride < taken:
+            return True
+        taken += (n - 1) * stride
+    return False
 
 
 class StoredStates:
@@ -68,6 +80,33 @@ class StoredStates:
             self._decoded[layer] = self._decode(layer, torch.arange(self.codes.shape[1], device=self.codes.device))
         return self._decoded[layer][slots]
 
+    def adopt(self, codes: torch.Tensor) -> None:
+        """Keep the elements in a tensor of the caller's, in place: an engine's paged pool, say.
+
+        Args:
+            codes: as ``codes``; a slot is contiguous, layers and slots may lie any multiple of 16 bytes apart.
+
+        Raises:
+            ValueError: names what was expected and got; nothing is adopted.
+        """
+        inner = codes.stride()[2:] if codes.ndim == 5 else ()
+        if codes.shape != self.codes.shape or codes.dtype != self.codes.dtype or codes.device != self.codes.device:
+            expected = f"{tuple(self.codes.shape)} {self.codes.dtype} on {self.codes.device}"
+            raise ValueError(f"codes: expected {expected}, got {tuple(codes.shape)} {codes.dtype} on {codes.device}")
+        if inner != self.codes.stride()[2:]:
+            raise ValueError(f"codes: expected contiguous slots, strides {self.codes.stride()[2:]}, got {inner}")
+        steps = [codes.data_ptr(), *(n * codes.element_size() for n in codes.stride()[:2])]
+        if any(step % _ALIGNMENT for step in steps):
+            raise ValueError(
+                f"codes: expected an address and layer and slot strides that are multiples of {_ALIGNMENT} bytes, "
+                f"got {steps}"
+            )
+        if _overlap(codes):
+            raise ValueError(f"codes: expected slots that lie apart, got layer and slot strides {codes.stride()[:2]}")
+        codes.copy_(self.codes)
+        self.codes = codes
+        self.forget()
+
     def forget(self) -> None:
         """Drop what was decoded, after the tensors were written to directly."""
         self._decoded.clear()
@@ -83,13 +122,15 @@ class StoredStates:
         states: torch.Tensor,
         *,
         nonfinite: Literal["raise", "saturate"] = "raise",
+        noise: Noise | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Quantise states [len(slots), HV, d_v, d_k] into their slots, nearest even.
+        """Quantise states [len(slots), HV, d_v, d_k] into their slots.
 
         Args:
             layer, slots: where; slots [n] int64.
             states: float32.
             nonfinite: ``raise``, or ``saturate`` as kernels do.
+            noise: random bits of stochastic rounding; None for nearest even.
 
         Returns:
             What a later read gives, [n, HV, d_v, d_k] float32, and which slots had a non-finite element, [n] bool.
@@ -100,7 +141,7 @@ class StoredStates:
         if self.format.name == "fp32" and nonfinite == "saturate":
             self.codes[layer, slots] = states
             return states, ~states.sum(dim=(1, 2, 3)).isfinite()  # cheap; a finite sum overflows only beyond 1e33
-        encoded = encode_rows(self.format, states, nonfinite=nonfinite)
+        encoded = encode_rows(self.format, states, nonfinite=nonfinite, noise=noise)
         for stored, new in zip((self.codes, self.block_scales, self.row_scales), encoded, strict=True):
             if stored is not None:
                 stored[layer, slots] = new
@@ -121,21 +162,27 @@ class StatePool:
     Args:
         shape: heads of every recurrent layer.
         options: formats, L, readout and fold.
+        recurrence: which; decides what an entry of the buffer is.
         n_slots: sequences that can be held.
         n_layers: recurrent layers.
-        activation_dtype: type of q, k and v as the model delivers them; k and v are buffered in it.
+        activation_dtype: type of q, k and v (C, B and x) as the model delivers them; k and v are buffered in it.
+        seed: key of stochastic rounding, 64 bits; sequences name their streams in ``start``.
         device: where everything lies.
 
     Attributes:
         checkpoint, copy: StoredStates; copy is None unless READ differs from RECURRENCE.
-        keys: [n_layers, n_slots, H, places, d_k], as delivered.
-        values: [n_layers, n_slots, HV, places, d_v], as delivered, or None.
-        log_decay, beta: [n_layers, n_slots, HV, places] float32 (beta or None).
+        keys: k, or B, [n_layers, n_slots, H, places, d_k], as delivered.
+        values: v, or x, [n_layers, n_slots, HV, places, d_v], as delivered, or None.
+        log_decay: g [n_layers, n_slots, HV, places] float32, KDA [..., places, d_k]; None in Mamba-2 (it is A·dt).
+        beta: β, or dt, [n_layers, n_slots, HV, places] float32, or None.
         corrections: û [n_layers, n_slots, HV, places, d_v] float32 or bfloat16, or None.
         cursor: [n_slots + 1] int32, buffered entries that the next step finds.
         flush: [n_slots + 1] int32, whether the next step flushes.
         tokens: [n_slots + 1] int64, tokens that a slot has seen.
+        base: [n_slots + 1] int32, place of the oldest entry; moves with speculative windows alone, else 0.
         error: [n_slots + 1] int32, non-zero once a non-finite element was quantised.
+        seed: [1] int64, key of stochastic rounding.
+        streams: [n_layers, n_slots + 1] int64, ``hash_stream`` of a slot's sequence and the layer.
     """
 
     def __init__(
@@ -143,15 +190,17 @@ class StatePool:
         shape: HeadShape,
         options: ReplayOptions,
         *,
+        recurrence: Recurrence = Recurrence.GDN,
         n_slots: int,
         n_layers: int = 1,
         activation_dtype: torch.dtype = torch.float32,
+        seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
         if n_slots < 1 or n_layers < 1:
             raise ValueError(f"n_slots and n_layers: expected at least 1, got {n_slots} and {n_layers}")
         device = torch.device(device)
-        self.shape, self.options = shape, options
+        self.shape, self.options, self.recurrence = shape, options, recurrence
         self.n_slots, self.n_layers = n_slots, n_layers
         self.activation_dtype, self.device = activation_dtype, device
 
@@ -167,17 +216,22 @@ class StatePool:
         heads, places = shape.value_heads, options.places
         if not options.step_by_step:
             self.keys = buffer(shape.key_heads, places, shape.d_k, dtype=activation_dtype)
-            self.log_decay = buffer(heads, places)
-        if options.keeps_inputs:
+        if not options.step_by_step and recurrence.delta_rule:
+            self.log_decay = buffer(heads, places, *([shape.d_k] if recurrence.channel_decay else []))
+        if options.keeps_inputs(recurrence):
             self.values = buffer(heads, places, shape.d_v, dtype=activation_dtype)
             self.beta = buffer(heads, places)
-        if options.keeps_corrections:
+        if options.keeps_corrections(recurrence):
             kind = torch.float32 if options.buffer == "fp32" else torch.bfloat16
             self.corrections = buffer(heads, places, shape.d_v, dtype=kind)
-        self.cursor = torch.zeros(n_slots + 1, dtype=torch.int32, device=device)
-        self.flush = torch.zeros(n_slots + 1, dtype=torch.int32, device=device)
-        self.tokens = torch.zeros(n_slots + 1, dtype=torch.int64, device=device)
-        self.error = torch.zeros(n_slots + 1, dtype=torch.int32, device=device)
+
+        def per_slot(dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(n_slots + 1, dtype=dtype, device=device)
+
+        self.cursor, self.flush, self.base, self.error = (per_slot(torch.int32) for _ in range(4))
+        self.tokens = per_slot(torch.int64)
+        self.seed = torch.tensor([seed], dtype=torch.int64, device=device)
+        self.streams = _allocate(n_layers, n_slots + 1, dtype=torch.int64, device=device)
         self.audit()
         self.reset(torch.arange(n_slots, device=device))
 
@@ -186,6 +240,11 @@ class StatePool:
         for states in (self.checkpoint, self.copy):
             if states is not None:
                 states.memoise = True
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The buffer's tensors by attribute name, without absent ones."""
+        names = ("keys", "values", "log_decay", "beta", "corrections")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property
     def read_states(self) -> StoredStates:
@@ -216,12 +275,15 @@ class StatePool:
         """Hand slots to new requests: zero state, cursor 0, no tokens seen. slots: [n] int, no padding."""
         shape = self.shape
         zeros = torch.zeros(len(slots), shape.value_heads, shape.d_v, shape.d_k, device=self.device)
+        self.start(slots, tokens=0)
         for layer in range(self.n_layers):
             self.write(layer, slots, zeros)
-        self.start(slots, tokens=0)
 
     def write(self, layer: int, slots: torch.Tensor, states: torch.Tensor) -> None:
         """Take over states after a prefill: the checkpoint, and the first copy made from what it reads back as.
+
+        Under stochastic rounding the draws are those of the tokens and sequences that ``start`` named last: call it
+        first.
 
         Args:
             layer: recurrent layer, counted from 0.
@@ -229,26 +291,51 @@ class StatePool:
             states: [n, HV, d_v, d_k] float32.
 
         Raises:
-            ValueError: a shape that does not fit, or NaN or infinity.
+            ValueError: a slot or shape that does not fit, or NaN or infinity.
         """
+        self._index(slots)
         expected = (len(slots), self.shape.value_heads, self.shape.d_v, self.shape.d_k)
         if tuple(states.shape) != expected:
             raise ValueError(f"states: expected shape {expected}, got {tuple(states.shape)}")
-        read_back, _ = self.checkpoint.write(layer, slots, states)
+        read_back, _ = self.checkpoint.write(layer, slots, states, noise=self.noise(layer, slots))
         if self.copy is not None:
             self.copy.write(layer, slots, read_back)
 
-    def start(self, slots: torch.Tensor, *, tokens: torch.Tensor | int) -> None:
-        """Set slots to cursor 0 after a prefill of ``tokens`` tokens (an int, or [n] int64)."""
+    def noise(self, layer: int, slots: torch.Tensor, *, ahead: int = 0) -> Noise | None:
+        """Random bits of a write of slots [n] in a layer after ``ahead`` more tokens; None for nearest even."""
+        if not self.options.stochastic:
+            return None
         index = slots.long()
+        return Noise(
+            seed=int(self.seed), tokens=self.tokens[index] + ahead, streams=self.streams[layer, index], first_element=0
+        )
+
+    def start(self, slots: torch.Tensor, *, tokens: torch.Tensor | int, sequences: torch.Tensor | int = 0) -> None:
+        """Set slots to cursor 0 after a prefill.
+
+        Args:
+            slots: [n] int, no padding.
+            tokens: that each has seen, an int or [n] int64.
+            sequences: ids of the sequences, an int or [n] int64; with the seed they choose the draws of stochastic
+                rounding, so that these depend on no slot.
+
+        Raises:
+            ValueError: a number that is no slot; on a GPU this is not looked at, it would cost a synchronisation.
+        """
+        index = self._index(slots)
         self.cursor[index] = 0
+        self.base[index] = 0
         self.error[index] = 0
         self.tokens[index] = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
         self.flush[index] = self._flushes(self.cursor[index], self.tokens[index])
+        if self.options.stochastic:
+            ids = torch.as_tensor(sequences, dtype=torch.int64, device=self.device)
+            layers = torch.arange(self.n_layers, device=self.device)[:, None]
+            self.streams[:, index] = hash_stream(ids, layers).expand(self.n_layers, len(index))
 
     def force_flush(self, slots: torch.Tensor) -> None:
         """Make the next step of slots [n] a flush."""
-        self.flush[slots.long()] = 1
+        self.flush[self._index(slots)] = 1
 
     def advance(self, slots: torch.Tensor, *, pad_slot: int = PAD_SLOT) -> None:
         """Move the cursors once all layers took their step.
@@ -263,8 +350,61 @@ class StatePool:
         cursor = self.cursor[index]
         if not self.options.step_by_step:
             cursor = torch.where(flushed, 0, cursor + 1)
+        if self.options.window:
+            self.base[index] = torch.where(flushed, 0, self.base[index])
         self.cursor[index], self.tokens[index] = cursor, tokens
         self.flush[index] = self._flushes(cursor, tokens)
+
+    def commit(self, slots: torch.Tensor, lengths: torch.Tensor, n: torch.Tensor, *, pad_slot: int = PAD_SLOT) -> None:
+        """Keep the accepted tokens of the windows that all layers verified last: once after each ``verify_window``.
+
+        A row that flushed in the call holds no entries but the window's now: its base moves over those that were
+        folded, its cursor becomes n. The cursor of any other row advances by n. Entries behind the cursor are never
+        read again. With n = 0 a row goes on from the tokens that it had: one that flushed has them folded, S_h in the
+        checkpoint instead of the buffer (rounded to its format, as by any flush), and no entries.
+        A flush that ``force_flush`` asked for, and no step took, is forgotten.
+
+        Args:
+            slots: [B] int, the slot of each row.
+            lengths: [B] int32, as ``verify_window`` had them: with the cursor they say which rows flushed.
+            n: [B] int32, inputs to keep, 1 + accepted drafts, 0 to lengths.
+            pad_slot: value of ``slots`` that marks a padded row.
+
+        Raises:
+            ValueError: a plan without windows, a shape or type that does not fit, or, on a CPU, a number out of range.
+        """
+        options = self.options
+        if not options.window:
+            raise ValueError(f"pool: expected a plan with a window, got window = 0 at L = {options.length}")
+        for name, counts in (("lengths", lengths), ("n", n)):
+            if counts.shape != slots.shape or counts.dtype != torch.int32 or counts.device.type != self.device.type:
+                expected = f"{tuple(slots.shape)} int32 on {self.device}"
+                raise ValueError(
+                    f"{name}: expected {expected}, got {tuple(counts.shape)} {counts.dtype} on {counts.device}"
+                )
+        padded = slots == pad_slot
+        if self.device.type == "cpu":
+            wrong = (n < 0) | (n > lengths) | (lengths < 1) | (lengths > options.window)
+            if bool((wrong & ~padded).any()):
+                raise ValueError(
+                    f"n: expected 0 to lengths, and lengths 1 to {options.window}, got n = {n[~padded].tolist()} and "
+                    f"lengths = {lengths[~padded].tolist()}"
+                )
+        index = torch.where(padded, self.n_slots, slots).long()
+        cursor, base = self.cursor[index], self.base[index]
+        flushed = cursor + lengths + options.window > options.length
+        self.base[index] = torch.where(flushed, (base + cursor) % options.places, base)
+        cursor = torch.where(flushed, n, cursor + n)
+        tokens = self.tokens[index] + n
+        self.cursor[index], self.tokens[index] = cursor, tokens
+        self.flush[index] = self._flushes(cursor, tokens)
+
+    def empty_buffers(self, slots: torch.Tensor) -> None:
+        """Cursor 0 for slots [n] whose entries were folded without a step."""
+        index = slots.long()
+        self.cursor[index] = 0
+        self.base[index] = 0
+        self.flush[index] = self._flushes(self.cursor[index], self.tokens[index])
 
     def _flushes(self, cursor: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Whether a step that finds ``cursor`` entries after ``tokens`` tokens flushes, int32."""
@@ -276,27 +416,45 @@ class StatePool:
             flush = flush | ((tokens + 1) % options.track == 0)
         return flush.to(torch.int32)
 
-    def copy_slot(self, source: int, target: int) -> None:
+    def _index(self, slots: torch.Tensor) -> torch.Tensor:
+        """Slots [n] as an index; one that is no slot would reach the last slot, or the dump place."""
+        if slots.device.type == "cpu" and len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < self.n_slots:
+            raise ValueError(f"slots: expected 0 to {self.n_slots - 1}, got {slots.tolist()}")
+        return slots.long()
+
+    def copy_slot(
+        self, source: int, target: int, *, flush_now: Callable[[StatePool, torch.Tensor], None] | None = None
+    ) -> None:
         """Copy one sequence to another slot, which then starts at cursor 0.
 
+        Args:
+            source, target: slots.
+            flush_now: folds the buffer of a source that has one, in the source as well: ``gdn.flush_now``,
+                ``partial(mamba2.flush_now, A=A)``. None refuses such a source.
+
         Raises:
-            ValueError: the source has buffered entries; flush it first (``gdn.flush_now``).
+            ValueError: a number that is no slot, or a source with buffered entries.
         """
+        self._index(torch.tensor([source, target]))
+        if flush_now is not None:
+            flush_now(self, torch.tensor([source], dtype=torch.int32, device=self.device))
         pending = int(self.cursor[source])
-        if pending and not self.options.step_by_step:
-            raise ValueError(f"source: expected slot {source} flushed, got {pending} buffered entries; call flush_now")
+        if pending:
+            raise ValueError(f"source: expected slot {source} flushed, got {pending} buffered entries; give flush_now")
         for states in (self.checkpoint, self.copy):
             for tensor in states.tensors() if states is not None else ():
                 tensor[:, target] = tensor[:, source]
             if states is not None:
                 states.forget()
+        error = self.error[source].clone()
         self.start(torch.tensor([target], device=self.device), tokens=self.tokens[source].clone())
+        self.error[target] = error
+        self.streams[:, target] = self.streams[:, source]
 
     def bytes_per_sequence(self) -> dict[str, int]:
         """Bytes of one slot over all layers: checkpoint, read_copy and buffer."""
-        parts = (self.keys, self.values, self.log_decay, self.beta, self.corrections)
         return {
             "checkpoint": self.n_layers * self.checkpoint.nbytes_per_state,
             "read_copy": self.n_layers * (self.copy.nbytes_per_state if self.copy is not None else 0),
-            "buffer": sum(t[:, 0].numel() * t.element_size() for t in parts if t is not None),
+            "buffer": sum(t[:, 0].numel() * t.element_size() for t in self.buffers().values()),
         }

@@ -247,7 +247,9 @@ FIGURES: tuple[FigureEntry, ...] = (
         reading="The offset counts the steps since the last flush, so that each curve is one tooth of the "
         "saw that the KL makes along the stream. A curve that depends on the offset is error of "
         "the readout, which ends with the window; one that is high at every offset is error held "
-        "in the checkpoint or in other layers.",
+        "in the checkpoint or in other layers. The streams of the tasks are pairs of tokens: where L "
+        "is even an offset meets only the first or only the second of each pair, so that curves "
+        "zigzag with period 2, which says nothing about the format.",
     ),
     FigureEntry(
         draw=state_error_by_layer,

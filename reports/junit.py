@@ -1,4 +1,4 @@
-"""junit.xml: a test case for each check of each plan, for CI systems that show test results.
+"""junit.xml: a test case for each check of each plan or each case of a certificate, for CI systems that show tests.
 
 Notable: fail is a failure, invalid an error, inconclusive skipped with its reason. What a control did is
 never a failure: anything but a pass of a control is skipped with what it was. Where the checks alone do not
@@ -8,13 +8,19 @@ give the verdict of the run (A/A differs, nothing was checked), one more case ho
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from driftgate.accuracy.records import RunData, write_text
+from driftgate.reports.certificate import describe_case, tell_failure
 from driftgate.reports.tables import disagreement, format_number, gates, headline
 
-__all__ = ["render"]
+if TYPE_CHECKING:
+    from driftgate.accuracy.records import BitwiseRecord, ToleranceRecord
+
+__all__ = ["render", "render_certificate"]
 
 _OUTCOMES = {"fail": "failure", "invalid": "error", "inconclusive": "skipped"}
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -35,25 +41,60 @@ def render(run: RunData, out: Path) -> Path:
     extra = disagreement(run)
     if extra is not None:
         _add_case(suite, "run", "verdict", run.results.verdict, extra)
+    ElementTree.SubElement(suite, "system-out").text = _clean(headline(run))
+    path = Path(out) / "junit.xml"
+    _write(root, suite, path)
+    return path
+
+
+def render_certificate(
+    bitwise: Sequence[BitwiseRecord],
+    tolerance: Sequence[ToleranceRecord],
+    path: Path,
+    *,
+    summary: str,
+    reported: Collection[str] = (),
+) -> None:
+    """Write a certificate: a test case for each case, with what differs as its failure.
+
+    Args:
+        bitwise, tolerance: records of all cases.
+        path: file to write.
+        summary: one line about all of them.
+        reported: invariants whose differences are told and fail nothing; such cases count as skipped.
+    """
+    root = ElementTree.Element("testsuites")
+    suite = ElementTree.SubElement(root, "testsuite", name="driftgate certify")
+    for record in bitwise:
+        verdict = "pass" if record.equal else "inconclusive" if record.invariant in reported else "fail"
+        told = "equal" if record.equal else tell_failure(record)
+        _add_case(suite, f"certify.{record.recurrence}.{record.invariant}", describe_case(record), verdict, told)
+    for measured in tolerance:
+        verdict = "pass" if measured.within else "fail"
+        told = f"error {measured.error}, bound {measured.bound}" if measured.within else tell_failure(measured)
+        _add_case(suite, f"certify.{measured.recurrence}.tolerance", describe_case(measured), verdict, told)
+    ElementTree.SubElement(suite, "system-out").text = _clean(summary)
+    _write(root, suite, path)
+
+
+def _write(root: ElementTree.Element, suite: ElementTree.Element, path: Path) -> None:
+    """Count the cases of the one suite, and write the file."""
     for element in (root, suite):
-        element.set("tests", str(len(suite)))
+        element.set("tests", str(len(suite.findall("testcase"))))
         for name, outcome in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
             element.set(name, str(len(suite.findall(f"testcase/{outcome}"))))
-    ElementTree.SubElement(suite, "system-out").text = _clean(headline(run))
     ElementTree.indent(root)
-    path = Path(out) / "junit.xml"
     write_text(
         path,
         '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n",
     )
-    return path
 
 
 def _add_case(suite: ElementTree.Element, plan: str, check: str, verdict: str, told: str) -> None:
     case = ElementTree.SubElement(suite, "testcase", classname=_clean(f"driftgate.{plan}"), name=_clean(check))
     told = _clean(told)
     if verdict in _OUTCOMES:
-        outcome = ElementTree.SubElement(case, _OUTCOMES[verdict], message=told)
+        outcome = ElementTree.SubElement(case, _OUTCOMES[verdict], message=told.partition("\n")[0])
         outcome.text = told
         if verdict != "inconclusive":
             outcome.set("type", verdict)

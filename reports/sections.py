@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from driftgate.accuracy.records import RunData
-from driftgate.reports.tables import NA, check_rows, format_kl, format_number
+from driftgate.reports.tables import CROSS_CHECK_NOTE, NA, check_rows, format_kl, format_number
 
 __all__ = ["Section", "list_sections"]
 
@@ -93,7 +93,7 @@ def _backends(run: RunData) -> Section:
             rows.append([f"plan {plan}", backend.drift, format_number(check.steps), format_number(difference)])
         note = (
             "The same tokens went through the drift backend and through the interpreted Triton kernels; "
-            "the difference is the greatest between their logits."
+            f"the difference is the greatest between their logits. {CROSS_CHECK_NOTE}"
         )
     else:
         note = "No cross-check with the interpreted Triton kernels was made."
@@ -132,7 +132,9 @@ def _drift(run: RunData) -> Section:
         rows=rows,
         note="Slope of ln KL on ln position: 0 is flat, 1 doubles the KL when the position doubles. The "
         "excess slope is what a recurrence below FP32 adds to that of the same read copy with an FP32 "
-        "recurrence.",
+        "recurrence, and decides where there is one. Growing: the 95 % interval of the slope over the last half of the "
+        "positions lies above 0.25, so that the KL doubles when the length grows 16-fold or sooner; saturating: only "
+        "that over all positions (shown) does; flat: neither.",
     )
 
 

@@ -7,7 +7,6 @@ plan is the gravest of its checks in ``results.verdicts``; nothing here decides 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,13 +14,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from driftgate.accuracy.records import BitwiseRecord, PlanRecord, RunData, TaskRecord, VerdictRecord
+from driftgate.accuracy.records import PlanRecord, RunData, TaskRecord, VerdictRecord
 
 __all__ = [
+    "CROSS_CHECK_NOTE",
+    "MARK_LEGEND",
     "NA",
     "Cell",
     "PlanRow",
-    "bitwise_table",
     "check_rows",
     "checks_table",
     "disagreement",
@@ -45,6 +45,11 @@ __all__ = [
 NA = "n/a"
 FEW_STEPS = 100
 """Effective steps below which the interval of a mean KL is marked and cannot decide a pass."""
+MARK_LEGEND = f"†: KL grows with position, or fewer than {FEW_STEPS} effective steps: no interval of this mean decides"
+CROSS_CHECK_NOTE = (
+    "Only plans with an FP32 state are held to a limit: below FP32 a difference in the last bit can round a value to "
+    "the next code, and the logits then differ by what that code is worth."
+)
 
 _GRAVITY = ("fail", "invalid", "inconclusive", "pass")
 _COLOURS = {"fail": "red", "invalid": "red", "inconclusive": "yellow", "pass": "green"}
@@ -184,7 +189,8 @@ def _cells(plan: PlanRecord, tasks: list[str]) -> dict[str, Cell]:
         "State ratio": Cell((f"{plan.bytes.state_ratio:.3f}",), plan.bytes.state_ratio),
         "Traffic ratio": Cell((f"{plan.bytes.traffic_ratio:.3f}",), plan.bytes.traffic_ratio),
     }
-    return cells | {f"Task {name}": _task_cell(plan.tasks.get(name)) for name in tasks}
+    judged = plan.role == "candidate"
+    return cells | {f"Task {name}": _task_cell(plan.tasks.get(name), judged=judged) for name in tasks}
 
 
 def _with_interval(texts: list[str], value: float | None, *, mark: str = "") -> Cell:
@@ -193,13 +199,15 @@ def _with_interval(texts: list[str], value: float | None, *, mark: str = "") -> 
     return Cell((texts[0] + mark,) if alone else (texts[0] + mark, format_interval(*texts[1:])), value)
 
 
-def _task_cell(task: TaskRecord | None) -> Cell:
+def _task_cell(task: TaskRecord | None, *, judged: bool) -> Cell:
+    """Short lines: two such columns have to fit a page beside all others."""
     if task is None:
         return Cell((NA,))
     bounds = format_interval(format_points(task.ci_low), format_points(task.ci_high))
-    change = f"{format_points(task.delta)} points {bounds}"
-    flips = f"{task.lost} lost, {task.gained} gained: {task.verdict}"
-    return Cell((format_percent(task.accuracy), change, flips), task.accuracy)
+    flips = f"{task.lost} lost, {task.gained} gained:"
+    verdict = task.verdict if judged else "control, not judged"
+    lines = (format_percent(task.accuracy), f"{format_points(task.delta)} points", bounds, flips, verdict)
+    return Cell(lines, task.accuracy)
 
 
 def _is_marked(plan: PlanRecord) -> bool:
@@ -268,6 +276,8 @@ def summary_table(run: RunData) -> Table:
             Text(row.verdict, style=_COLOURS.get(row.verdict, "")),
         )
     table.caption = "KL in nats; state: bytes / baseline; task: greatest change of accuracy downwards, in points"
+    if any(_is_marked(plan) for plan in run.results.plans.values()):
+        table.caption += f"\n{MARK_LEGEND}"
     table.caption_justify = "left"
     return table
 
@@ -296,28 +306,6 @@ def tasks_table(run: RunData) -> Table | None:
     return table
 
 
-def bitwise_table(records: Sequence[BitwiseRecord]) -> Table:
-    """Bit-exact cases for a terminal, one line per invariant and outcome."""
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading, justify in (
-        ("Invariant", "left"),
-        ("Cases", "right"),
-        ("Equal", "right"),
-        ("First difference", "left"),
-    ):
-        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for invariant in dict.fromkeys(record.invariant for record in records):
-        of_kind = [record for record in records if record.invariant == invariant]
-        broken = [record for record in of_kind if not record.equal]
-        shown = ""
-        if broken:
-            first = broken[0]
-            shown = f"{first.n_different} differ, at most {first.max_ulp} ulp, {first.case}: {first.first_different}"
-        equal = Text(str(len(of_kind) - len(broken)), style="red" if broken else "green")
-        table.add_row(invariant, str(len(of_kind)), equal, escape(shown))
-    return table
-
-
 def run_lines(run: RunData) -> list[str]:
     """What a terminal says below the tables: open checks with their reasons, noise floor, bits, backends."""
     results = run.results
@@ -339,6 +327,7 @@ def run_lines(run: RunData) -> list[str]:
             f"cross-check: interpreted Triton kernels, same tokens, {check.steps} steps: logits differ by at most "
             f"{differences[0]} ({results.baseline}), {differences[1]} ({worst})"
         )
+        lines.append(f"  {CROSS_CHECK_NOTE}")
     return lines
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -38,6 +39,7 @@ def answer(request: dict[str, object]) -> dict[str, object]:
 
 def main() -> None:
     torch.set_num_threads(1)
+    sys.path.append(str(Path(__file__).parent))  # case files share modules
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the cases print goes to standard error
     for line in sys.stdin:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import errno
 import importlib.util
 import json
 import os
@@ -9,17 +11,24 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 import torch
+import typer
 from safetensors.torch import load_file, save_file
 
 from driftgate import cli
 from driftgate.accuracy.policy import decide, load_policy
 from driftgate.accuracy.records import load_run, save_run
+from driftgate.errors import InputError
+from driftgate.main_job import Prepared
 from driftgate.reports import render_all
+from driftgate.run_folder import CLAIM, claim, default_out
 
 _spec = importlib.util.spec_from_file_location("run_cases", Path(__file__).parent / "run_cases.py")
 cases = sys.modules["run_cases"] = importlib.util.module_from_spec(_spec)
@@ -122,6 +131,8 @@ def damage(folder: Path, name: str) -> None:
         config.write_text(json.dumps(fields | {"layer_types": ["full_attention"] * 3}))
     elif name == "no weights":
         weights.unlink()
+    elif name == "small vocabulary":
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"pad_token_id": 96}))
     elif name == "no config":
         config.unlink()
     else:
@@ -131,6 +142,7 @@ def damage(folder: Path, name: str) -> None:
 DAMAGES = {
     "cut short": "cut short", "NaN weights": "NaN", "no recurrent layer": "no recurrent layer",
     "no weights": "model.safetensors is missing", "no config": "no config.json", "unknown family": "nothing",
+    "small vocabulary": "pad_token_id 96 is outside the vocabulary of 96",
 }  # fmt: skip
 
 
@@ -141,11 +153,14 @@ def test_a_checkpoint_that_cannot_be_used_is_exit_code_4_and_leaves_the_folder_f
     folder, out_folder = tmp_path / "model", tmp_path / "out"
     shutil.copytree(tiny_checkpoint, folder)
     damage(folder, name)
-    for _ in range(2):  # the second time the run folder is there already
-        code, out, err = call("run", "--model", folder, "--out", out_folder)
+    for flags in (("--out", out_folder), ("--out", out_folder / "below"), (), ("--dry-run",)):
+        if name == "NaN weights" and flags == ("--dry-run",):
+            continue  # only the weights show it, and they are not loaded
+        code, out, err = call("run", "--model", folder, *flags)
         assert (code, out) == (4, "")
         assert is_one_line(err) and DAMAGES[name] in err
-    assert not out_folder.exists() or list(out_folder.iterdir()) == []
+    assert not out_folder.exists()
+    assert list(Path.cwd().iterdir()) == []
 
 
 INPUT = {
@@ -201,6 +216,58 @@ def test_an_output_folder_that_cannot_be_used_is_refused_and_left_alone(call, ta
     assert (code, out) == (4, "")
     assert is_one_line(err) and "--out" in err
     assert sorted(p.name for p in tmp_path.rglob("*")) == before
+
+
+def test_a_folder_has_one_run_at_a_time_and_is_free_again_after_it(call, tmp_path):
+    out_folder = tmp_path / "above" / "out"
+    first = claim(out_folder)
+    for flags in ((), ("--dry-run",)):
+        code, out, err = call("run", "--out", out_folder, *flags)
+        assert (code, out) == (4, "")
+        assert is_one_line(err) and "another run that is still going on" in err
+    assert [p.name for p in out_folder.iterdir()] == [CLAIM]
+    first.release()
+    assert not (tmp_path / "above").exists()
+
+
+def test_of_runs_that_start_at_once_one_gets_the_folder(tmp_path):
+    outcomes: list[str] = []
+    start = threading.Barrier(8)
+
+    def take() -> None:
+        start.wait()
+        try:
+            claim(tmp_path / "out")
+            outcomes.append("claimed")
+        except InputError as error:
+            outcomes.append(str(error))
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count("claimed") == 1
+    assert sum("another run" in outcome for outcome in outcomes) == 7
+
+
+def test_default_folders_of_the_same_second_differ():
+    assert len({default_out("suites/quick.yaml") for _ in range(50)}) == 50
+    assert default_out("suites/quick.yaml").name.startswith("quick-")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_run_that_fails_gives_its_folder_back(tmp_path, there):
+    def fail(_progress: object) -> None:
+        raise KeyboardInterrupt
+
+    if there:
+        (tmp_path / "out").mkdir()
+    prepared = Prepared(experiment=SimpleNamespace(run=fail), folder=claim(tmp_path / "out"))
+    with pytest.raises(KeyboardInterrupt):
+        prepared.execute()
+    assert [p.name for p in tmp_path.iterdir()] == (["out"] if there else [])
+    assert list(tmp_path.rglob("*")) == ([tmp_path / "out"] if there else [])
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -331,6 +398,65 @@ def test_a_dry_run_says_sizes_and_power_and_writes_nothing(call, flags):
         assert all(0 <= p <= 1 for task in document["tasks"].values() for p in task["power"].values())
     else:
         assert "nvfp4@16 (control)" in out
+        assert "16 streams of 1536 decoded steps, 1 token prefilled" in out
+
+
+WOULD_BE_REFUSED = {
+    kind: arguments
+    for kind, (arguments, _) in (USAGE | INPUT).items()
+    if arguments[0] == "run" and kind not in ("steps that are no number", "unknown flag", "two suites")
+}
+
+
+@pytest.mark.parametrize("kind", WOULD_BE_REFUSED)
+def test_a_dry_run_refuses_what_a_run_refuses_with_the_same_line(call, kind):
+    arguments = WOULD_BE_REFUSED[kind]
+    assert call(*arguments, "--dry-run") == call(*arguments)
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+@pytest.mark.parametrize("steps", [10**9, 10**40])
+def test_more_steps_than_the_memory_holds_are_refused_before_anything_fills_it(call, flags, steps):
+    code, out, err = call("run", "--steps", steps, *flags)
+    assert (code, out) == (4, "")
+    assert is_one_line(err) and f"{steps} steps need about" in err and "--steps" in err
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_the_memory_that_is_refused_grows_with_every_size(monkeypatch):
+    from driftgate import memory
+    from driftgate.evals.suite import load_suite
+
+    config = SimpleNamespace(
+        dtype="float32", head_dim=16, num_key_value_heads=1, layer_types=["full_attention", "linear_attention"]
+    )
+    suite = load_suite("quick")
+    needed = memory.needed_memory(suite, config)
+    for change in ({"steps": 2 * suite.steps}, {"sequences": 32}, {"sequences": 32, "batch": 32}):
+        assert memory.needed_memory(suite.changed(**change), config) > 1.2 * needed
+    assert (
+        memory.needed_memory(suite, config, device="cuda") < memory.needed_memory(suite, config, dtype="bf16") < needed
+    )
+    monkeypatch.setattr(memory, "available_memory", lambda: needed)
+    assert memory.check_memory(suite, config) == needed
+    monkeypatch.setattr(memory, "available_memory", lambda: needed - 1)
+    with pytest.raises(InputError, match="1536 steps need about"):
+        memory.check_memory(suite, config)
+
+
+def test_this_machine_says_how_much_memory_is_free():
+    from driftgate.memory import available_memory
+
+    free = available_memory()
+    assert free is not None and 2**20 < free <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_a_vocabulary_without_the_tokens_of_the_tasks_is_refused(call, tiny_checkpoint, flags):
+    code, out, err = call("run", "--model", tiny_checkpoint, "--task", "recall", "--steps", 64, *flags)
+    assert (code, out) == (4, "")
+    assert is_one_line(err) and "has 96 tokens" in err and "--task none" in err
+    assert list(Path.cwd().iterdir()) == []
 
 
 @pytest.mark.parametrize("arguments", [(), ("-h",), ("--help",), ("run", "-h"), ("gate", "--help"), ("ls", "-h")])
@@ -347,6 +473,8 @@ def test_help_is_printed(call, arguments):
         (RuntimeError("first line\nsecond line"), 70, "internal error: RuntimeError: first line; please report"),
         (ValueError(), 70, "internal error: ValueError"),
         (BrokenPipeError(), 141, ""),
+        (OSError(errno.ENOSPC, "No space left on device"), 4, "no space is left"),
+        (MemoryError("of 8 TB"), 4, "memory ran out: of 8 TB"),
     ],
 )
 def test_what_escapes_is_one_line_with_its_exit_code(call, monkeypatch, error, code, says):
@@ -385,3 +513,85 @@ def test_the_installed_program_behaves_the_same(tmp_path, tiny_checkpoint, argum
     assert len(done.stderr.splitlines()) == err_lines
     assert all(line.startswith("driftgate: ") for line in done.stderr.splitlines())
     assert out_lines is None or len(done.stdout.splitlines()) == out_lines
+
+
+@pytest.fixture
+def no_reader() -> Iterator[int]:
+    """A pipe whose reader has gone."""
+    read, write = os.pipe()
+    os.close(read)
+    yield write
+    os.close(write)
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("pass", 0), ("fail", 1)])
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_reader_that_went_away_leaves_the_exit_code_of_the_verdict(stored, tmp_path, no_reader, verdict, code, flags):
+    policy = write_policy(tmp_path, limits(stored)[verdict])
+    command = [PROGRAM, "gate", stored, "--policy", policy, *flags]
+    done = subprocess.run(command, stdout=no_reader, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_help_without_a_reader_is_no_failed_gate(no_reader):
+    done = subprocess.run([PROGRAM, "gate", "--help"], stdout=no_reader, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("arguments", [("gate", "RUN"), ("gate", "RUN", "--json"), ("ls", "suites"), ("--help",)])
+def test_a_full_disk_is_exit_code_4(stored, arguments):
+    command = [PROGRAM, *(stored if a == "RUN" else a for a in arguments)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 4
+        assert is_one_line(done.stderr) and "No space left on device" in done.stderr
+        assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == 4
+
+
+@pytest.mark.parametrize("then", [None, "statistics"])
+def test_the_bar_says_what_follows_its_last_step(capfd, monkeypatch, then):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal for rich
+    with cli._progress("cases", 2, True, then=then) as advance:
+        advance(1)
+        advance(1)
+    shown = capfd.readouterr().err
+    assert "cases" in shown
+    assert ("statistics" in shown) == (then is not None)
+    assert "cross-check" not in shown
+
+
+OPTION = re.compile(r"(?<!var\()(?<![\w-])--[a-z][a-z-]*")  # var(--blue) is CSS
+
+
+def named_options(source: str) -> set[str]:
+    """Options in the strings of a file; strings that stand alone are docstrings and name other programs' too."""
+    tree = ast.parse(source)
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in alone]
+    return {option for text in texts if isinstance(text, str) for option in OPTION.findall(text)}
+
+
+def known_options() -> set[str]:
+    program = typer.main.get_command(cli.app)
+    commands = [program, *program.commands.values()]
+    return {"--help"} | {option for command in commands for p in command.params for option in p.opts}
+
+
+def test_an_option_that_does_not_exist_is_seen():
+    source = '"""--doc"""\nraise E(f"{x} is missing (--resume), see --steps {n}; var(--blue), a--b")'
+    assert named_options(source) == {"--resume", "--steps"}
+    assert known_options() >= {"--steps", "--debug", "--format", "--json"}
+    assert "--resume" not in known_options()
+
+
+def test_messages_name_only_options_that_exist():
+    """evals/training is a program of its own, with its own options."""
+    root = Path(__file__).resolve().parents[1]
+    rooms = ("quant", "kernels", "accuracy", "evals", "reports", "src")
+    files = [p for room in rooms for p in (root / room).rglob("*.py") if "training" not in p.parts]
+    assert len(files) > 50
+    named = {str(p.relative_to(root)): named_options(p.read_text("utf-8")) for p in files}
+    assert any(named.values())
+    named["kernels/device_time.py"] -= {"--query-gpu"}  # an option of nvidia-smi
+    assert {name: wrong for name, options in named.items() if (wrong := options - known_options())} == {}

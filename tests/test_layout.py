@@ -152,10 +152,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*NOT_PACKED, "*.egg-info", ".*_cache"))
     command = [
         sys.executable, "-P", "-m", "pip", "wheel", str(source), "--no-deps", "--no-build-isolation", "--no-index",
-        "--disable-pip-version-check", "--quiet", "--wheel-dir", str(folder),
+        "--disable-pip-version-check", "--verbose", "--wheel-dir", str(folder),
     ]  # fmt: skip
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "build.log").write_text(done.stdout + done.stderr)
     (built,) = folder.glob("*.whl")
     return built
 
@@ -177,6 +178,13 @@ def test_the_wheel_holds_every_module_and_data_file(wheel):
     }
     assert sorted((modules | data_files()) - held) == []
     assert sorted(n for n in held if not n.startswith(("driftgate/", "driftgate-"))) == []
+
+
+@pytest.mark.timeout(300)
+def test_setuptools_builds_the_wheel_without_a_warning(wheel):
+    log = (wheel.parent / "build.log").read_text("utf-8")
+    assert "running build_py" in log
+    assert [line for line in log.splitlines() if "Warning" in line or "absent from" in line] == []
 
 
 @pytest.mark.timeout(300)

@@ -19,7 +19,7 @@ from driftgate.accuracy.lockstep import (
 )
 from driftgate.accuracy.observers import _Clock
 from driftgate.accuracy.plans import PrecisionPlan
-from driftgate.errors import EmptyRunError
+from driftgate.errors import EmptyRunError, InputError, UsageError
 from driftgate.kernels.contract import Backend, HeadShape
 from driftgate.kernels.pool import StatePool
 
@@ -78,8 +78,8 @@ def after_prefill(monkeypatch: pytest.MonkeyPatch, change) -> None:
     """Call ``change(blocks by name)`` whenever a wrapped model has prefilled."""
     original = WrappedModel.prefill
 
-    def prefill(self: WrappedModel, ids: torch.Tensor) -> torch.Tensor:
-        logits = original(self, ids)
+    def prefill(self: WrappedModel, ids: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
+        logits = original(self, ids, **options)
         change({block.name: block for block in self.blocks})
         return logits
 
@@ -99,6 +99,26 @@ def test_plans_that_promise_bits_have_no_different_logit(result, name):
     assert not result.kl[name].any()
     assert result.same_top[name].all()
     assert result.state[name] == result.state["fp32@1"]
+
+
+def test_stochastic_rounding_depends_on_seed_and_sequence_and_on_no_batch(tiny_model, token_ids):
+    name = "nvfp4/fp8@4+sr"
+    ids = token_ids[:SEQUENCES, :24]
+    first, again = (make_runner(tiny_model, name, seed=1).run(ids) for _ in range(2))
+    assert differing_figures(first, again, name) == []
+    other = make_runner(tiny_model, name, seed=2).run(ids)
+    assert not np.array_equal(first.kl[name], other.kl[name])
+    alone = make_runner(tiny_model, name, batch=1, seed=1).run(ids)  # other rows of a batch round a little otherwise
+    assert np.abs(first.kl[name] - alone.kl[name]).mean() < np.abs(first.kl[name] - other.kl[name]).mean() / 3
+    twice = make_runner(tiny_model, name, seed=1).run(ids[[0, 0, 0]])
+    assert not np.array_equal(twice.kl[name][0], twice.kl[name][1])
+
+
+def test_plans_that_this_backend_or_a_model_cannot_run_are_refused(tiny_model, token_ids):
+    with pytest.raises(UsageError, match=r"spec=2.*certify"):
+        make_runner(tiny_model, "fp32@4+spec=2").run(token_ids[:1])
+    with pytest.raises(InputError, match=r"TF32 needs tensor cores"):
+        make_runner(tiny_model, "fp32@4+state_output+dot=tf32").run(token_ids[:1])
 
 
 def test_all_logits_were_compared(result):

@@ -240,3 +240,15 @@ class TestStateError:
     def test_refuses(self, x, reference, dims, says):
         with pytest.raises(ValueError, match=says):
             relative_error(x, reference, dims)
+
+
+@pytest.mark.parametrize("lead", [(3,), (2, 3)])
+def test_metrics_of_a_step_read_nothing_back_from_the_device(lead):
+    """A meta tensor has no values: reading one, which would stop a GPU at every step, raises."""
+    base, plan = (torch.empty(*lead, 8, device="meta") for _ in range(2))
+    targets = torch.empty(lead, dtype=torch.int64, device="meta")
+    for found in (
+        negative_log_likelihood(base, targets), delta_p(base, plan, targets), kl_divergence(base, plan),
+        same_top(base, plan),
+    ):  # fmt: skip
+        assert (found.device.type, found.shape) == ("meta", torch.Size(lead))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from driftgate.accuracy.models import hash_file, load_model, resolve_device
+from driftgate.accuracy.models import check_model, hash_file, load_model, resolve_device
 from driftgate.errors import InputError, UsageError
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -230,6 +230,25 @@ def test_a_config_that_is_wrong_in_itself_is_named(folder, capfd, fields, named)
     message = refusal(folder, capfd)
     assert message.startswith(f"{folder}/config.json: ")
     assert named in message
+
+
+@pytest.mark.parametrize("fields", [{"pad_token_id": 96}, {"pad_token_id": 500}, {"vocab_size": 8, "pad_token_id": 9}])
+def test_a_padding_token_outside_the_vocabulary_is_named(folder, capfd, fields):
+    change_config(folder, **fields)
+    message = refusal(folder, capfd)
+    assert f"{folder}/config.json: pad_token_id {fields['pad_token_id']} is outside the vocabulary" in message
+
+
+def test_a_config_that_the_constructors_cannot_use_is_named(folder, capfd):
+    change_config(folder, num_key_value_heads=0)
+    assert f"{folder}: weights do not fit config.json: " in refusal(folder, capfd)
+
+
+def test_a_folder_is_checked_without_its_weights(folder, monkeypatch):
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    assert check_model(folder).vocab_size == 96
 
 
 def test_a_folder_without_config_is_named(folder, capfd):

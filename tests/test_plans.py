@@ -22,7 +22,7 @@ PAIRS = [
 ]
 ONE_OF_EACH = st.tuples(
     st.sampled_from(["", "+exact", "+cached"]),
-    st.sampled_from(["", "+output_only", "+exact_readout"]),
+    st.sampled_from(["", "+output_only", "+exact_readout", "+state_output"]),
     st.sampled_from(["", "+buf=fp32", "+buf=bf16"]),
     st.one_of(st.just(""), st.integers(1, 10**9 - 1).map(lambda n: f"+track={n}")),
 )
@@ -50,6 +50,8 @@ def refusal(text: str) -> str:
         "nvfp4/fp8@8",
         "bf16/fp16@3",
         "nvfp4/fp32@16+cached+exact_readout+buf=bf16+track=64",
+        "fp32@16+cached+state_output+buf=bf16+dot=tf32",
+        "nvfp4/fp8@8+sr+spec=4",
         f"fp8@{MAX_LENGTH}",
     ],
 )
@@ -90,7 +92,7 @@ def test_every_combination_of_options_round_trips_in_every_order(pair, length, o
     assert str(PrecisionPlan.parse(str(plan))) == str(plan)
     assert (plan.options.read, plan.options.recurrence, plan.options.length) == (read, recurrence, length)
     assert plan.options.fold is (Fold.CACHED if fold == "+cached" else Fold.EXACT)
-    assert plan.options.readout is (Readout.EXACT_READOUT if readout == "+exact_readout" else Readout.OUTPUT_ONLY)
+    assert plan.options.readout is Readout(readout.removeprefix("+") or "output_only")
     assert plan.options.buffer == (buffer.removeprefix("+buf=") or "fp32")
     assert plan.options.track == int(track.removeprefix("+track=") or 0)
     for default in ("+exact+", "+output_only", "+buf=fp32"):
@@ -143,11 +145,15 @@ def test_any_other_option_is_refused_in_one_line(option):
         ("fp32@16+track", "unknown option +track"),
         ("fp32@16+", "unknown option +;"),
         ("fp32@16+exact_readout+buf=bf16", "+buf has no effect"),
-        ("nvfp4@16+sr", "+sr is not available in this version"),
+        ("nvfp4/fp32@16+sr", "+sr: fp32 is rounded to nearest alone"),
+        ("mxfp4@16+sr", "+sr: mxfp4 is rounded to nearest alone"),
         ("nvfp4@16+head", "+head is not available in this version"),
-        ("fp32@16+spec=4", "+spec is not available in this version"),
-        ("fp32@16+dot=tf32", "+dot is not available in this version"),
-        ("fp32@16+state_output", "+state_output is not available in this version"),
+        ("fp32@16+spec=17", "+spec: expected 0 to 16, got 17"),
+        ("fp32@7+spec=4", "+spec: expected 2 T <= L = 7, got T = 4"),
+        ("fp32@16+spec=4+track=3", "+spec: has neither forced flushes"),
+        ("fp32@16+spec=4+state_output", "+spec: has neither forced flushes"),
+        ("fp32@16+dot=tf32", "+dot: only state_output has a matrix product"),
+        ("fp32@16+state_output+dot=fp16", "unknown option +dot=fp16"),
         ("fp32", "expected READ[/RECURRENCE]@L"),
         ("", "expected READ[/RECURRENCE]@L"),
         ("baseline@1", "unknown format 'baseline'"),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from importlib import import_module
+
 import pytest
 import torch
 
+from driftgate.accuracy.step_data import draw_inputs
 from driftgate.kernels import HeadShape, ReplayOptions, StatePool
-from driftgate.kernels.contract import Fold, Readout
+from driftgate.kernels.contract import Fold, Readout, Recurrence
 from driftgate.quant import decode_rows, encode_rows, get_format
 from driftgate.quant.formats import FORMATS
 
@@ -120,9 +124,72 @@ def test_copying_a_slot_with_buffered_entries_is_refused() -> None:
     pool = make_pool(length=4)
     pool.write(0, torch.tensor([0]), draw_states(1))
     pool.advance(torch.tensor([0], dtype=torch.int32))
-    with pytest.raises(ValueError, match="1 buffered entries; call flush_now"):
+    with pytest.raises(ValueError, match="1 buffered entries; give flush_now"):
         pool.copy_slot(0, 1)
+    with pytest.raises(ValueError, match="1 buffered entries; give flush_now"):
+        pool.copy_slot(0, 1, flush_now=lambda pool, slots: None)  # folds nothing
     assert not pool.checkpoint.read(0, torch.tensor([1])).any()
+
+
+@pytest.mark.parametrize("recurrence", list(Recurrence), ids=lambda r: r.value)
+def test_copying_a_slot_can_flush_it(recurrence: Recurrence) -> None:
+    """The source is flushed as well, and both are what a flush before the copy gives."""
+    data = draw_inputs(SHAPE, torch.float32, n_rows=1, n_steps=3, seed=0, recurrence=recurrence)
+    twin = import_module(f"driftgate.kernels.{recurrence.value}.reference")
+    flush_now = partial(twin.flush_now, **data.fold_constants())
+    pools = []
+    for _ in range(2):
+        pool = StatePool(SHAPE, ReplayOptions(length=8, read="nvfp4"), recurrence=recurrence, n_slots=3)
+        pool.write(0, torch.arange(3), data.states)
+        for t in range(3):
+            twin.replay_step(**data.inputs(t), pool=pool, layer=0, slots=data.slots)
+            pool.advance(data.slots)
+        pools.append(pool)
+    at_once, before = pools
+    source = int(data.slots[data.live_rows[0]])
+    target = (source + 1) % 3
+    flush_now(before, torch.tensor([source]))
+    before.copy_slot(source, target)
+    at_once.copy_slot(source, target, flush_now=flush_now)
+    for pool in pools:
+        assert pool.cursor[[source, target]].tolist() == [0, 0]
+        assert pool.tokens[[source, target]].tolist() == [3, 3]
+    for a, b in ((at_once.checkpoint, before.checkpoint), (at_once.copy, before.copy)):
+        for x, y in zip(a.tensors(), b.tensors(), strict=True):
+            assert torch.equal(x, y)
+            assert torch.equal(x[:, source], x[:, target])
+    assert not torch.equal(at_once.checkpoint.codes[0, source], data.states[source])
+
+
+def test_a_copied_slot_keeps_its_error_word() -> None:
+    """What was saturated is copied with the rest."""
+    pool = make_pool(length=4, n_slots=3)
+    pool.error[0] = 1
+    pool.copy_slot(0, 2)
+    assert pool.error[:3].tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("slot", [-1, 4])
+def test_a_number_that_is_no_slot_is_refused(slot: int) -> None:
+    """-1 would be the last slot in torch: padding must not reach it."""
+    pool = make_pool(length=4)
+    pool.write(0, torch.arange(4), draw_states(4))
+    before = pool.checkpoint.codes.clone()
+    slots = torch.tensor([0, slot])
+    calls = [
+        lambda: pool.reset(slots),
+        lambda: pool.write(0, slots, draw_states(2)),
+        lambda: pool.start(slots, tokens=3),
+        lambda: pool.force_flush(slots),
+        lambda: pool.copy_slot(0, slot),
+        lambda: pool.copy_slot(slot, 0),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="slots: expected 0 to 3"):
+            call()
+    assert torch.equal(pool.checkpoint.codes, before)
+    assert not pool.tokens.any()
+    assert not pool.flush.any()
 
 
 @pytest.mark.parametrize("name", ["fp32", "nvfp4"])
@@ -140,6 +207,23 @@ def test_a_copied_slot_is_its_own(name: str) -> None:
         assert torch.equal(pool.checkpoint.read(layer, target), before[layer])
         assert torch.equal(before[layer], draw_states(1, seed=layer))
         assert not torch.equal(pool.read_states.read(layer, target), pool.read_states.read(layer, source))
+
+
+@pytest.mark.parametrize("recurrence", FORMATS)
+def test_formats_survive_a_reset(recurrence: str) -> None:
+    """A format belongs to a whole pool and lies outside what a reset clears: no table per head that could be zeroed."""
+    read = "nvfp4" if FORMATS[recurrence].bits > FORMATS["nvfp4"].bits else recurrence
+    pool = make_pool(recurrence=recurrence, read=read, length=4)
+    every, states = torch.arange(4), draw_states(4)
+    pool.write(0, every, states)
+    before = [t.clone() for t in pool.checkpoint.tensors()]
+    pool.reset(every)
+    pool.audit()
+    assert not pool.checkpoint.read(0, every).any()
+    pool.write(0, every, states)
+    assert (pool.checkpoint.format.name, pool.read_states.format.name) == (recurrence, read)
+    assert all(torch.equal(a, b) for a, b in zip(before, pool.checkpoint.tensors(), strict=True))
+    assert len(pool.checkpoint.read(0, every).flatten(2).unique(dim=1)[0]) == SHAPE.value_heads, "heads stay apart"
 
 
 def test_a_write_takes_no_hold_of_the_callers_tensor() -> None:
@@ -220,3 +304,59 @@ def test_layers_are_aligned_alike(name: str, d_k: int) -> None:
     tensors = (*pool.checkpoint.tensors(), pool.keys, pool.values, pool.log_decay, pool.beta, pool.corrections)
     for tensor in tensors:
         assert {tensor[layer].data_ptr() % 16 for layer in range(3)} == {0}
+
+
+def spread(pool: StatePool, *, slot_stride: int, layer_stride: int, offset: int = 0) -> torch.Tensor:
+    """Storage like an engine's, as a view with the shape of a pool's codes."""
+    codes = pool.checkpoint.codes
+    storage = torch.zeros(offset + 8 * (slot_stride + layer_stride) + codes[0, 0].numel(), dtype=codes.dtype)
+    strides = (layer_stride, slot_stride, *codes.stride()[2:])
+    return storage[offset:].as_strided(codes.shape, strides)
+
+
+def test_adopted_storage_is_read_and_written_in_place() -> None:
+    pool = make_pool(n_slots=3, n_layers=2, length=4)
+    states, size = draw_states(3), SHAPE.value_heads * SHAPE.d_v * SHAPE.d_k
+    pool.write(1, torch.arange(3), states)
+    view = spread(pool, slot_stride=2 * size + 1024, layer_stride=size)  # layers of a slot side by side
+    pool.checkpoint.adopt(view)
+    pool.audit()
+    assert torch.equal(view[1], states)
+    assert not view[0].any()
+    pool.write(0, torch.tensor([2]), draw_states(1, seed=5))
+    assert torch.equal(view[0, 2], draw_states(1, seed=5)[0])
+    assert torch.equal(view[1], states)
+
+
+WRONG_STORAGE = {
+    "off by 8 bytes": ({"offset": 2}, "multiples of 16 bytes"),
+    "slot stride off by 8 bytes": ({"extra": 2}, "multiples of 16 bytes"),
+    "one place for all slots": ({"slot_stride": 0}, "slots that lie apart"),
+    "slots that overlap": ({"slot_stride": 64}, "slots that lie apart"),
+    "layers that overlap": ({"layer_stride": 64}, "slots that lie apart"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_STORAGE)
+def test_adopted_storage_that_does_not_fit_is_refused(wrong: str) -> None:
+    change, message = WRONG_STORAGE[wrong]
+    pool = make_pool(n_slots=3, n_layers=2, length=4)
+    size = SHAPE.value_heads * SHAPE.d_v * SHAPE.d_k
+    fields = {"slot_stride": size + change.get("extra", 0), "layer_stride": 4 * size}
+    view = spread(pool, **(fields | {name: n for name, n in change.items() if name != "extra"}))
+    kept = pool.checkpoint.codes
+    with pytest.raises(ValueError, match=message):
+        pool.checkpoint.adopt(view)
+    assert pool.checkpoint.codes is kept
+
+
+def test_adopted_storage_of_another_kind_is_refused() -> None:
+    pool = make_pool(n_slots=3, length=4)
+    codes = pool.checkpoint.codes
+    for wrong, message in (
+        (codes.bfloat16(), "codes: expected .* torch.float32 on cpu, got .* torch.bfloat16"),
+        (codes[:, :2].clone(), "codes: expected"),
+        (codes.transpose(3, 4).contiguous().transpose(3, 4), "codes: expected contiguous slots"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pool.checkpoint.adopt(wrong)

@@ -477,6 +477,53 @@ def test_summary_table_fits_eighty_columns_with_whole_plan_names(run: rec.RunDat
         assert row.split()[-1] == tables.plan_verdict(run, plan)
 
 
+def test_the_terminal_explains_its_marks_and_the_cross_check(run: rec.RunData) -> None:
+    def shown(data: rec.RunData) -> str:
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(tables.summary_table(data))
+        return " ".join(console.export_text().split())
+
+    assert shown(run).count("†") == 3 and tables.MARK_LEGEND in shown(run), "two plans and the legend"
+    assert "†" not in shown(only(run, EXACT, SPLIT))
+    assert any(tables.CROSS_CHECK_NOTE in line for line in tables.run_lines(run))
+    bare = with_results(run, backend=run.results.backend.model_copy(update={"cross_check": None}))
+    assert not any(tables.CROSS_CHECK_NOTE in line for line in tables.run_lines(bare))
+
+
+def test_reports_explain_the_drift_law_the_cross_check_and_the_zigzag(folder: Path) -> None:
+    from driftgate.accuracy.drift_law import GROWING_SLOPE
+
+    for name in ("report.html", "report.md"):
+        text = (folder / name).read_text(encoding="utf-8")
+        assert f"lies above {GROWING_SLOPE}, so that the KL doubles when the length grows 16-fold" in text
+        assert tables.CROSS_CHECK_NOTE in text
+        assert "zigzag with period 2" in text
+    assert 16**GROWING_SLOPE == 2
+
+
+def test_a_control_is_not_judged_on_its_tasks(run: rec.RunData) -> None:
+    control = run.results.plans[CONTROL].model_copy(deep=True)
+    for task in control.tasks.values():
+        task.verdict = "inconclusive"
+    shown = {
+        row.name: [cell.lines[-1] for heading, cell in row.cells.items() if heading.startswith("Task ")]
+        for row in tables.plan_rows(with_results(run, plans={SPLIT: run.results.plans[SPLIT], CONTROL: control}))
+    }
+    assert shown == {SPLIT: ["pass", "pass"], CONTROL: ["control, not judged"] * 2}
+
+
+def test_the_plan_table_of_the_page_fits_1280_pixels(run: rec.RunData) -> None:
+    """Measured in Chromium: 7.4 px a character, 6 px a small one, 16 px of padding a column, 1214 px in all."""
+    rows = tables.plan_rows(run)
+    names = 15 * 15 + 100  # the greatest width of a plan's name, and its verdict
+    columns = [
+        max(max(7.4 * len(row.cells[h].lines[0]), *(6 * len(x) for x in row.cells[h].lines[1:]), 0) for row in rows)
+        for h in rows[0].cells
+    ]
+    assert len(columns) == 8
+    assert names + sum(width + 16 for width in columns) <= 1214
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

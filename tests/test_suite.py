@@ -106,7 +106,8 @@ def test_a_stream_without_room_for_its_questions_is_refused_before_a_model_is_lo
         (["fp33@16"], "unknown format 'fp33'"),
         (["fp32@0"], "L must be 1 to 256"),
         (["fp32"], "expected READ"),
-        (["fp32@4+sr"], "not available in this version"),
+        (["fp32@4+sr"], "fp32 is rounded to nearest alone"),
+        (["nvfp4@4+head"], "not available in this version"),
     ],
 )
 def test_plans_that_do_not_fit_are_usage_errors(tmp_path, plans, says):

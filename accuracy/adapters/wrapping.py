@@ -18,8 +18,8 @@ import torch
 from driftgate.accuracy.adapters.families import Family, StepInputs, find_family
 from driftgate.accuracy.adapters.hooks import DecodeHook, quiet_transformers
 from driftgate.accuracy.plans import PrecisionPlan
-from driftgate.errors import InputError
-from driftgate.kernels.contract import Backend, HeadShape, ReplayOptions
+from driftgate.errors import InputError, UsageError
+from driftgate.kernels.contract import Backend, Dot, HeadShape, ReplayOptions
 from driftgate.kernels.pool import StatePool
 
 __all__ = ["Block", "WrappedModel", "wrap"]
@@ -55,6 +55,7 @@ def wrap(
     *,
     n_sequences: int = 1,
     backend: Backend | str = Backend.TORCH,
+    seed: int = 0,
 ) -> WrappedModel:
     """Swap the decode step of a transformers model's recurrent layers, one block of rows per plan.
 
@@ -63,17 +64,18 @@ def wrap(
         plans: plan texts or plans, the baseline first; or blocks, where more than the plan is to be said.
         n_sequences: sequences of one batch, the same for every plan.
         backend: which code takes the decode steps.
+        seed: of plans with stochastic rounding.
 
     Returns:
         A context manager; inside it the model decodes through driftgate, after it the model is as before.
 
     Raises:
         InputError: the family is not covered, or the model has no recurrent layer.
-        UsageError: a plan text that does not parse.
+        UsageError: a plan text that does not parse, or a plan with speculative windows: a model decodes single tokens.
     """
     family = find_family(model.config)  # type: ignore[arg-type]
     blocks = [plan if isinstance(plan, Block) else _block(plan) for plan in plans]
-    return WrappedModel(model, family, blocks, n_sequences=n_sequences, backend=Backend(backend))
+    return WrappedModel(model, family, blocks, n_sequences=n_sequences, backend=Backend(backend), seed=seed)
 
 
 def _block(plan: str | PrecisionPlan) -> Block:
@@ -93,15 +95,32 @@ class WrappedModel:
     """
 
     def __init__(
-        self, model: torch.nn.Module, family: Family, blocks: list[Block], *, n_sequences: int, backend: Backend
+        self,
+        model: torch.nn.Module,
+        family: Family,
+        blocks: list[Block],
+        *,
+        n_sequences: int,
+        backend: Backend,
+        seed: int = 0,
     ) -> None:
+        windows = [block.name for block in blocks if block.options.window]
+        if windows:
+            raise UsageError(
+                f"plan {windows[0]!r}: a model decodes single tokens here; +spec is for `driftgate certify`"
+            )
+        products = [block.name for block in blocks if block.options.dot is Dot.TF32]
+        if products and backend is not Backend.TRITON:
+            raise InputError(
+                f"plan {products[0]!r}: TF32 needs tensor cores; run it on a GPU, or take +dot=ieee or bf16"
+            )
         mixers = family.find_mixers(model)
         if not mixers:
             raise InputError(f"the model has no recurrent layer of family {family.name}; nothing to measure")
         shapes = {family.head_shape(mixer) for mixer in mixers}
         if len(shapes) > 1:
             raise InputError(f"recurrent layers of different head shapes are not covered: {shapes}")
-        self.model, self.family, self.backend = model, family, backend
+        self.model, self.family, self.backend, self.seed = model, family, backend, seed
         self.shape: HeadShape = shapes.pop()
         self.blocks, self.n_sequences, self.n_layers = blocks, n_sequences, len(mixers)
         self.layer_indices = [int(m.layer_idx) for m in mixers]
@@ -140,6 +159,7 @@ class WrappedModel:
             n_slots=n_slots,
             n_layers=self.n_layers,
             activation_dtype=self.dtype,
+            seed=self.seed,
             device=self.device,
         )
         if self.backend is Backend.TORCH:
@@ -147,11 +167,12 @@ class WrappedModel:
         return pool
 
     @torch.no_grad()
-    def prefill(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def prefill(self, token_ids: torch.Tensor, *, sequences: torch.Tensor | None = None) -> torch.Tensor:
         """Run the model's own prefill once and start every block from it.
 
         Args:
             token_ids: [n_sequences, T] int64, T >= 1, all of the same length.
+            sequences: [n_sequences] int64 ids, which name the draws of stochastic rounding; None for 0, 1, …
 
         Returns:
             Logits after the last token [n_sequences, vocab].
@@ -162,12 +183,13 @@ class WrappedModel:
         positions = torch.arange(length, device=self.device).expand(n, -1)
         out = self.model(input_ids=token_ids, position_ids=positions, use_cache=True, logits_to_keep=1)
         self._cache = out["cache" if "cache" in out else "past_key_values"]
+        ids = self._slots.long() if sequences is None else sequences.to(self.device)
+        for block in self.blocks:
+            block.pool.start(self._slots, tokens=length, sequences=ids)
         for layer, index in enumerate(self.layer_indices):
             states = self._cache.layers[index].recurrent_states[0].transpose(-1, -2).float()
             for block in self.blocks:
                 block.pool.write(layer, self._slots.long(), states)
-        for block in self.blocks:
-            block.pool.start(self._slots, tokens=length)
         self._cache.reorder_cache(self._row_sequence)
         for index in self.layer_indices:
             # the model's own copy is never read again: one element seen with the shape of all rows

@@ -24,7 +24,8 @@ def negative_log_likelihood(logits: Tensor, targets: Tensor, *, vocab_size: int 
         sequence).
 
     Raises:
-        ValueError: shapes do not match, a target lies outside the vocabulary, or as ``cut_vocabulary``.
+        ValueError: shapes do not match, or as ``cut_vocabulary``; on the CPU also where a target lies outside the
+            vocabulary: reading ids back would stop a GPU at every step, so there its own index check ends the run.
     """
     (logits,) = cut_vocabulary(logits, vocab_size=vocab_size)
     return -_log_probability(logits, _checked(targets, logits))
@@ -62,7 +63,8 @@ def _checked(targets: Tensor, logits: Tensor) -> Tensor:
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise ValueError(f"targets: expected integer ids, got {targets.dtype}")
     width = logits.shape[-1]
-    if targets.numel() and not bool(((targets >= 0) & (targets < width)).all()):
+    on_host = targets.device.type == "cpu"  # elsewhere one bool is a synchronisation at every step
+    if on_host and targets.numel() and not bool(((targets >= 0) & (targets < width)).all()):
         raise ValueError(f"targets: expected ids 0 … {width - 1}, got {int(targets.min())} … {int(targets.max())}")
     return targets.to(torch.int64)
 

@@ -1,7 +1,7 @@
-"""Gated DeltaNet: baseline step, replay step and flush, as Triton kernels and as a torch twin.
+"""Gated DeltaNet: baseline step, replay step, flush and speculative window, as Triton kernels and as a torch twin.
 
-``decode_step``, ``replay_step`` and ``flush_now`` are the Triton kernels; ``reference`` holds the twin of each under
-the same names. README.md beside this file has the equations.
+``decode_step``, ``replay_step``, ``flush_now`` and ``verify_window`` are the Triton kernels; ``reference`` holds the
+twin of each under the same names. README.md beside this file has the equations.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from driftgate.kernels.contract import Backend
 
-__all__ = ["decode_step", "flush_now", "implementation", "reference", "replay_step"]
+__all__ = ["decode_step", "flush_now", "implementation", "reference", "replay_step", "verify_window"]
 
 
 def implementation(backend: Backend) -> ModuleType:
-    """The module whose ``decode_step``, ``replay_step`` and ``flush_now`` run on a backend.
+    """The module whose ``decode_step``, ``replay_step``, ``flush_now`` and ``verify_window`` run on a backend.
 
     Raises:
         RuntimeError: ``triton-interpret`` without TRITON_INTERPRET=1, or ``triton`` with it.
@@ -29,7 +29,7 @@ def implementation(backend: Backend) -> ModuleType:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("decode_step", "replay_step", "flush_now"):
+    if name in ("decode_step", "replay_step", "flush_now", "verify_window"):
         return getattr(import_module("driftgate.kernels.gdn.decode"), name)
     if name == "reference":
         return import_module("driftgate.kernels.gdn.reference")

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import datetime
+import errno
+import io
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from driftgate.errors import DriftgateError, unknown_name
+from driftgate.bench_command import bench
+from driftgate.certify_command import certify
+from driftgate.errors import DriftgateError, InputError, unknown_name
+from driftgate.record_command import record
+from driftgate.replay_command import replay
 
 if TYPE_CHECKING:
     from driftgate.accuracy.records import RunData
@@ -31,7 +37,8 @@ app = typer.Typer(
 )
 
 EXIT_OF_VERDICT = {"pass": 0, "fail": 1, "inconclusive": 3}
-INTERRUPTED = 130
+INTERRUPTED, CLOSED_PIPE = 130, 141
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
@@ -62,7 +69,7 @@ def run(
     backend: Annotated[str, typer.Option(help="auto, triton, triton-interpret or torch.")] = "auto",
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16; default as stored.")] = None,
     policy: PolicyFile = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/SUITE-TIME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/SUITE-TIME-RANDOM.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bar.")] = False,
@@ -71,11 +78,10 @@ def run(
     """Measure plans beside the FP32 baseline, decide, and write a report."""
     from driftgate.errors import EmptyRunError
     from driftgate.main_job import prepare
+    from driftgate.run_folder import default_out
 
     if steps is not None and steps < 1:
         raise EmptyRunError(f"--steps {steps}: no step would be decoded; give 1 or more")
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    folder = out or Path("runs") / f"{Path(suite).stem}-{stamp}"
     tasks = None if task is None else [t for t in task if t != "none"]
     choices = {
         "model": model, "plans": plan or [], "controls": control or [], "tasks": tasks, "steps": steps,
@@ -83,58 +89,17 @@ def run(
         "policy": policy,
     }  # fmt: skip
     if dry_run:
-        _print_dry_run(suite, choices, as_json=as_json)
+        _print_dry_run(suite, choices, out, as_json=as_json)
         return
-    prepared = prepare(suite, out=folder, **choices)  # type: ignore[arg-type]
+    prepared = prepare(suite, out=out or default_out(suite), **choices)  # type: ignore[arg-type]
     show = not (quiet or as_json or no_progress)
-    with _progress("lock step", prepared.experiment.n_steps, show) as advance:
+    with _progress("lock step", prepared.experiment.n_steps, show, then="cross-check and statistics") as advance:
         data = prepared.execute(advance)
     if as_json:
-        sys.stdout.write(data.results.model_dump_json(indent=1) + "\n")
+        _write(data.results.model_dump_json(indent=1) + "\n")
     elif not quiet:
-        _print_summary(data, folder)
+        _print_summary(data, prepared.out)
     raise typer.Exit(EXIT_OF_VERDICT[data.results.verdict])
-
-
-@app.command()
-def certify(
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    length: Annotated[list[int] | None, typer.Option(min=1, help="L; repeatable; default 1 2 3 5 8 16.")] = None,
-    number_format: Annotated[
-        list[str] | None, typer.Option("--format", help="Format; repeatable; default fp32 bf16 fp16 fp8 nvfp4.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Certify the bit-exact invariants of the kernels, compiled on a GPU or under Triton's interpreter."""
-    import os
-
-    from driftgate.accuracy.models import resolve_device
-    from driftgate.quant import get_format
-
-    formats = [get_format(name).name for name in number_format or ()]
-    device = resolve_device(device)
-    if not device.startswith("cuda") and os.environ.get("TRITON_INTERPRET") != "1":
-        os.execve(sys.executable, [sys.executable, "-P", *sys.argv], {**os.environ, "TRITON_INTERPRET": "1"})
-    from driftgate.accuracy.certify import DEFAULT_FORMATS, DEFAULT_LENGTHS, count_cases
-    from driftgate.accuracy.certify import certify as certify_kernels
-    from driftgate.kernels.contract import Backend
-    from driftgate.reports.tables import bitwise_table
-
-    backend = Backend.TRITON if device.startswith("cuda") else Backend.TRITON_INTERPRET
-    cases = {"lengths": length or DEFAULT_LENGTHS, "formats": formats or DEFAULT_FORMATS}
-    with _progress("cases", count_cases(**cases), not (quiet or as_json)) as advance:
-        records = certify_kernels(backend=backend, device=device, seed=seed, progress=advance, **cases)
-    if as_json:
-        document = {"schema_version": 1, "bitwise": [r.model_dump() for r in records], "tolerance": []}
-        sys.stdout.write(json.dumps(document, indent=1) + "\n")
-    elif not quiet:
-        console = Console()
-        console.print(bitwise_table(records))
-        failed = sum(not r.equal for r in records)
-        console.print(f"{len(records)} cases on {backend.value}, {failed} failed")
-    raise typer.Exit(0 if records and all(r.equal for r in records) else 1)
 
 
 @app.command()
@@ -142,9 +107,9 @@ def report(run_folder: Annotated[Path, typer.Argument(metavar="RUN")], quiet: Qu
     """Render the report of a stored run again."""
     from driftgate.reports import render_all
 
-    for path in render_all(run_folder):
-        if not quiet:
-            print(path)
+    paths = render_all(run_folder)
+    if not quiet:
+        _write("".join(f"{path}\n" for path in paths))
 
 
 @app.command()
@@ -168,11 +133,9 @@ def gate(
             "verdict": data.results.verdict,
             "verdicts": [v.model_dump() for v in data.results.verdicts],
         }
-        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+        _write(json.dumps(document, indent=1) + "\n")
     elif not quiet:
-        console = Console()
-        console.print(checks_table(data))
-        console.print(f"verdict: {data.results.verdict}")
+        _show(checks_table(data), f"verdict: {data.results.verdict}")
     raise typer.Exit(EXIT_OF_VERDICT[data.results.verdict])
 
 
@@ -187,12 +150,9 @@ def formats(
 
     measured = measure_formats(file, scope=scope)
     if as_json:
-        sys.stdout.write(json.dumps(measured.as_dict(), indent=1) + "\n")
+        _write(json.dumps(measured.as_dict(), indent=1) + "\n")
         return
-    console = Console()
-    for line in measured.notes():
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    console.print(measured.table())
+    _show(*measured.notes(), measured.table())
 
 
 @app.command(name="ls")
@@ -207,14 +167,14 @@ def list_catalogue(
         raise unknown_name("catalogue", catalogue, CATALOGUES)
     rows = CATALOGUES[catalogue]()
     if as_json:
-        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+        _write(json.dumps(rows, indent=1) + "\n")
         return
     table = Table(box=None, pad_edge=False)
     for column in rows[0]:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(str(v) for v in row.values()))
-    Console().print(table)
+    _show(table)
 
 
 @app.command()
@@ -224,10 +184,9 @@ def doctor(as_json: AsJson = False) -> None:
 
     findings = examine()
     if as_json:
-        sys.stdout.write(json.dumps([f.as_dict() for f in findings], indent=1) + "\n")
+        _write(json.dumps([f.as_dict() for f in findings], indent=1) + "\n")
     else:
-        for finding in findings:
-            print(f"{finding.status:5} {finding.subject}: {finding.text}")
+        _write("".join(f"{f.status:5} {f.subject}: {f.text}\n" for f in findings))
     raise typer.Exit(4 if any(f.status == "bad" for f in findings) else 0)
 
 
@@ -239,6 +198,7 @@ def main() -> None:
         code = app(args=arguments or ["--help"], standalone_mode=False)
         if code == INTERRUPTED:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
+        _write("")  # what typer printed may still be on its way
         raise SystemExit(code if isinstance(code, int) else 0)
     except DriftgateError as error:
         _fail(str(error), error.exit_code, debug)
@@ -247,25 +207,75 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted; a run folder without results.json is not complete", INTERRUPTED, debug)
     except BrokenPipeError:
-        raise SystemExit(141) from None
+        raise SystemExit(CLOSED_PIPE) from None
+    except SystemExit as error:  # rich ends with 1, the code of a failed gate, when the help of typer has no reader
+        raise (SystemExit(CLOSED_PIPE) if isinstance(error.__context__, BrokenPipeError) else error) from None
     except Exception as error:
-        if hasattr(error, "format_message"):  # what click raises for flags, whichever click typer brings
-            _fail(error.format_message(), 2, debug)
-        text = (str(error).strip().splitlines() or [""])[0]
-        _fail(f"internal error: {type(error).__name__}: {text}; please report it with the output of --debug", 70, debug)
+        _fail(*_explain(error), debug)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """One line and the exit code of an error that nobody foresaw."""
+    if hasattr(error, "format_message"):  # what click raises for flags, whichever click typer brings
+        return error.format_message(), 2
+    text = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return f"no space is left on a disk: {text}; free some, or set TMPDIR and --out to another one", 4
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # the latter is torch's
+        return f"memory ran out: {text}; give a smaller --batch, or fewer --steps or --sequences", 4
+    return f"internal error: {type(error).__name__}: {text}; please report it with the output of --debug", 70
 
 
 def _fail(message: str, code: int, debug: bool) -> None:
     """One line on standard error, the traceback on demand."""
     if debug:
         traceback.print_exc()
-    print(f"driftgate: {' '.join(message.split())}", file=sys.stderr)
+    _emit(f"driftgate: {' '.join(message.split())}\n", sys.stderr)
+    _emit("", sys.stdout)
     raise SystemExit(code)
 
 
+def _show(*parts: Table | str) -> None:
+    """Print tables and lines on standard output; lines are neither wrapped nor read as markup."""
+    screen, text = Console(), io.StringIO()
+    console = Console(file=text, width=screen.width, force_terminal=screen.is_terminal)
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part, highlight=False, markup=False, soft_wrap=True)
+        else:
+            console.print(part)
+    _write(text.getvalue())
+
+
+def _write(text: str) -> None:
+    """Write to standard output. A reader that went away changes no exit code: it has seen what it wanted.
+
+    Raises:
+        InputError: what standard output leads to is full or broken.
+    """
+    error = _emit(text, sys.stdout)
+    if error is not None and not isinstance(error, BrokenPipeError):
+        reason = f"cannot write to standard output: {error.strerror}; free some space or send it elsewhere"
+        raise InputError(reason) from error
+
+
+def _emit(text: str, stream: TextIO | None) -> OSError | None:
+    """Write and flush; a stream that fails leads nowhere from then on, and the error is returned."""
+    if stream is None:  # closed by the caller
+        return None
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        with open(os.devnull, "wb") as nothing:  # else Python tries again when it ends, and makes its exit code 120
+            os.dup2(nothing.fileno(), stream.fileno())
+        return error
+    return None
+
+
 @contextmanager
-def _progress(what: str, total: int, show: bool) -> Iterator[Callable[[int], None] | None]:
-    """A progress bar on standard error, off when it is no terminal."""
+def _progress(what: str, total: int, show: bool, *, then: str | None = None) -> Iterator[Callable[[int], None] | None]:
+    """A progress bar on standard error, off when it is no terminal; ``then`` says what follows its last step."""
     console = Console(stderr=True)
     if not (show and console.is_terminal):
         yield None
@@ -278,8 +288,8 @@ def _progress(what: str, total: int, show: bool) -> Iterator[Callable[[int], Non
 
         def advance(n: int) -> None:
             bar.advance(task, n)
-            if bar.finished:
-                bar.update(task, description="cross-check and statistics")
+            if bar.finished and then is not None:
+                bar.update(task, description=then)
 
         yield advance
 
@@ -287,29 +297,30 @@ def _progress(what: str, total: int, show: bool) -> Iterator[Callable[[int], Non
 def _print_summary(data: RunData, folder: Path) -> None:
     from driftgate.reports.tables import run_lines, summary_table, tasks_table
 
-    console = Console()
-    console.print(summary_table(data))
     answers = tasks_table(data)
-    if answers is not None:
-        console.print()
-        console.print(answers)
-    console.print()
-    for line in run_lines(data):
-        console.print(line, highlight=False, markup=False)
-    console.print(f"report: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+    tables: list[Table | str] = [summary_table(data), ""] if answers is None else [summary_table(data), "", answers, ""]
+    _show(*tables, *run_lines(data), f"report: {folder / 'report.html'}")
 
 
-def _print_dry_run(suite: str, choices: dict[str, object], *, as_json: bool) -> None:
+def _print_dry_run(suite: str, choices: dict[str, object], out: Path | None, *, as_json: bool) -> None:
     from driftgate.dry_run import describe
 
-    described = describe(suite, choices)
+    described = describe(suite, choices, out=out)
     if as_json:
-        sys.stdout.write(json.dumps(described, indent=1) + "\n")
+        _write(json.dumps(described, indent=1) + "\n")
         return
-    for key, value in described.items():
-        if key == "tasks":
-            continue
-        print(f"{key}: {', '.join(value) if isinstance(value, list) else value}")
+    lines = [
+        f"{key}: {', '.join(value) if isinstance(value, list) else value}"
+        for key, value in described.items()
+        if key != "tasks"
+    ]
     for task, facts in described["tasks"].items():
         chances = ", ".join(f"{value:.0%} at {case}" for case, value in facts["power"].items())
-        print(f"{task}: {facts['questions']} questions; a plan that loses nothing passes: {chances}")
+        lines.append(f"{task}: {facts['questions']} questions; a plan that loses nothing passes: {chances}")
+    _show(*lines)
+
+
+app.command()(bench)
+app.command()(certify)
+app.command()(record)
+app.command()(replay)

@@ -10,30 +10,65 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from driftgate.errors import InputError, UsageError, unknown_name
+from driftgate.memory import check_memory
+from driftgate.run_folder import RunFolder, check_out, claim
 
 if TYPE_CHECKING:
+    from driftgate.accuracy.policy import Policy
     from driftgate.accuracy.records import RunData
     from driftgate.evals.experiment import Experiment
     from driftgate.evals.suite import Suite
+    from driftgate.kernels.contract import Backend
 
-__all__ = ["Prepared", "prepare", "run"]
+__all__ = ["Checked", "Prepared", "check", "prepare", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What a run would be: every part was looked at and fits; nothing is loaded, claimed or written.
+
+    Attributes:
+        suite: with what the user chose in it.
+        policy: limits and reasons.
+        folder: of the checkpoint.
+        config: of its language model.
+        device, backend, dtype: resolved; ``dtype`` None for the checkpoint's own.
+        memory: bytes that grow with the steps.
+    """
+
+    suite: Suite
+    policy: Policy
+    folder: Path
+    config: Any
+    device: str
+    backend: Backend
+    dtype: str | None
+    memory: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A run that was checked and is ready to start."""
+    """A run that was checked, whose model is loaded and whose folder is claimed."""
 
     experiment: Experiment
-    out: Path
+    folder: RunFolder
+
+    @property
+    def out(self) -> Path:
+        """The run folder."""
+        return self.folder.path
 
     def execute(self, progress: Callable[[int], None] | None = None) -> RunData:
-        """Measure, decide, write the folder and its report."""
+        """Measure, decide, write the folder and its report; however it ends, the folder is free again."""
         from driftgate.accuracy.records import save_run
         from driftgate.reports import render_all
 
-        data = self.experiment.run(progress)
-        save_run(self.out, data)
-        render_all(self.out)
+        try:
+            data = self.experiment.run(progress)
+            save_run(self.out, data)
+            render_all(self.out)
+        finally:
+            self.folder.release()
         return data
 
 
@@ -43,7 +78,7 @@ def run(suite: str = "quick", *, out: str | Path, **choices: object) -> RunData:
     Args:
         suite: bundled name or YAML file.
         out: run folder; must not exist or be empty.
-        **choices: keyword arguments of ``prepare``.
+        **choices: keyword arguments of ``check``.
 
     Returns:
         The run, as ``load_run(out)`` would read it.
@@ -54,7 +89,38 @@ def run(suite: str = "quick", *, out: str | Path, **choices: object) -> RunData:
     return prepare(suite, out=Path(out), **choices).execute()  # type: ignore[arg-type]
 
 
-def prepare(
+def prepare(suite: str = "quick", *, out: Path, command: Sequence[str] | None = None, **choices: Any) -> Prepared:
+    """Check everything, claim the folder, load the model.
+
+    Args:
+        suite: bundled name or YAML file.
+        out: run folder.
+        command: for the manifest; None for ``sys.argv``.
+        **choices: keyword arguments of ``check``.
+    """
+    checked = check(suite, out=out, **choices)
+    folder = claim(out)
+    try:
+        from driftgate.accuracy.models import load_model
+        from driftgate.evals.experiment import Experiment
+        from driftgate.kernels.contract import Backend
+
+        experiment = Experiment(
+            suite=checked.suite,
+            loaded=load_model(checked.folder, name=checked.suite.model, device=checked.device, dtype=checked.dtype),
+            backend=checked.backend,
+            cross_check=checked.backend is Backend.TORCH,
+            policy=checked.policy,
+            dtype=checked.dtype,
+            command=list(command if command is not None else sys.argv),
+        )
+    except BaseException:
+        folder.release()
+        raise
+    return Prepared(experiment=experiment, folder=folder)
+
+
+def check(
     suite: str = "quick",
     *,
     out: Path,
@@ -70,13 +136,12 @@ def prepare(
     backend: str = "auto",
     dtype: str | None = None,
     policy: str | Path | None = None,
-    command: Sequence[str] | None = None,
-) -> Prepared:
+) -> Checked:
     """Check everything that can be checked before the long part: usage first, then files, then the model.
 
     Args:
         suite: bundled name or YAML file; the other arguments override it.
-        out: run folder.
+        out: run folder; nothing is written to it.
         model: embedded checkpoint or folder.
         plans, controls: plan texts; given, they replace the suite's.
         tasks: task names; an empty sequence for none.
@@ -85,7 +150,9 @@ def prepare(
         backend: ``auto``, ``triton``, ``triton-interpret`` or ``torch``.
         dtype: ``fp32``, ``bf16``, ``fp16``, or None for the checkpoint's own.
         policy: YAML file, None for the bundled default.
-        command: for the manifest; None for ``sys.argv``.
+
+    Raises:
+        DriftgateError: what does not fit; one line.
     """
     chosen = choose_suite(
         suite,
@@ -104,11 +171,27 @@ def prepare(
     rules = load_policy(policy)
     folder = find_model(chosen.model)
 
-    from driftgate.accuracy.models import load_model, resolve_device
-    from driftgate.evals.experiment import Experiment, choose_backend
-    from driftgate.kernels.contract import Backend
+    from driftgate.accuracy.models import check_model, resolve_device, text_config
 
     device = resolve_device(device)
+    way = _resolve_backend(backend, device)
+    check_out(out)
+    config = text_config(check_model(folder))
+    return Checked(
+        suite=chosen, policy=rules, folder=folder, config=config, device=device, backend=way, dtype=dtype,
+        memory=check_memory(chosen, config, device=device, dtype=dtype),
+    )  # fmt: skip
+
+
+def _resolve_backend(backend: str, device: str) -> Backend:
+    """The backend of the long part.
+
+    Raises:
+        UsageError: this process or device cannot run it.
+    """
+    from driftgate.evals.experiment import choose_backend
+    from driftgate.kernels.contract import Backend
+
     way = choose_backend(backend, device)
     if way is Backend.TRITON and not device.startswith("cuda"):
         raise UsageError("backend triton needs a GPU; use --backend torch or triton-interpret, or --device cuda")
@@ -116,17 +199,7 @@ def prepare(
         raise UsageError("backend triton-interpret needs TRITON_INTERPRET=1 in the environment before driftgate starts")
     if way is not Backend.TRITON_INTERPRET and os.environ.get("TRITON_INTERPRET") == "1":
         raise UsageError(f"TRITON_INTERPRET=1 is set, so Triton cannot compile; unset it for --backend {way.value}")
-    check_out(out)
-    experiment = Experiment(
-        suite=chosen,
-        loaded=load_model(folder, name=chosen.model, device=device, dtype=dtype),
-        backend=way,
-        cross_check=way is Backend.TORCH,
-        policy=rules,
-        dtype=dtype,
-        command=list(command if command is not None else sys.argv),
-    )
-    return Prepared(experiment=experiment, out=out)
+    return way
 
 
 def choose_suite(suite: str, choices: Mapping[str, Any]) -> Suite:
@@ -134,7 +207,7 @@ def choose_suite(suite: str, choices: Mapping[str, Any]) -> Suite:
 
     Args:
         suite: bundled name or YAML file.
-        choices: model, plans, controls, tasks, steps, sequences, batch, seed as ``prepare`` takes them; others are
+        choices: model, plans, controls, tasks, steps, sequences, batch, seed as ``check`` takes them; others are
             left alone.
 
     Raises:
@@ -191,24 +264,3 @@ def find_model(name: str) -> Path:
             f"model folder {name} does not exist; give a checkpoint folder or one of `driftgate ls models`"
         )
     raise unknown_name("model", name, list_checkpoints())
-
-
-def check_out(out: Path) -> None:
-    """Make the run folder, or refuse it while nothing was spent.
-
-    Raises:
-        InputError: it holds something already, or cannot be written.
-    """
-    try:
-        if out.exists() and not out.is_dir():
-            raise InputError(f"output {out} is a file; choose a folder with --out")
-        out.mkdir(parents=True, exist_ok=True)
-        taken = next(out.iterdir(), None)
-        probe = out / ".driftgate-write-test"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise InputError(f"cannot write to output folder {out}: {error.strerror}; choose another --out") from error
-    if taken is not None:
-        kind = "another run" if (out / "results.json").exists() else f"other files ({taken.name})"
-        raise InputError(f"output folder {out} holds {kind}; choose another --out")

@@ -1,0 +1,119 @@
+"""The folder that a run writes: looked at before anything is spent, then claimed, so that two runs never share it.
+
+Notable: the claim is a file that only one process can create (``O_EXCL``). It lies in the folder until the run has
+written everything, and goes with a run that is refused or fails; so do folders that were made for it and stayed empty.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from driftgate.errors import InputError
+
+__all__ = ["CLAIM", "RunFolder", "check_out", "claim", "default_out"]
+
+CLAIM = ".driftgate-run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """A folder that this process alone writes to.
+
+    Attributes:
+        path: the folder.
+        made: folders that were made for it, the innermost first.
+    """
+
+    path: Path
+    made: tuple[Path, ...]
+
+    def release(self) -> None:
+        """End the claim, and remove what was made for it where nothing was written."""
+        (self.path / CLAIM).unlink(missing_ok=True)
+        _remove_empty(self.made)
+
+
+def default_out(suite: str) -> Path:
+    """``runs/SUITE-TIME-RANDOM``: two runs that start in the same second have folders of their own."""
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{Path(suite).stem}-{stamp}-{secrets.token_hex(3)}"
+
+
+def check_out(out: Path) -> None:
+    """Look whether a run could write to a folder, and leave everything as it is.
+
+    Raises:
+        InputError: it is a file, holds something already, or cannot be written.
+    """
+    try:
+        if out.exists():
+            _refuse_taken(out)
+        nearest = next(p for p in (out, *out.absolute().parents) if p.exists())
+        if not nearest.is_dir():
+            raise NotADirectoryError(None, "Not a directory")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise PermissionError(None, "Permission denied")
+    except OSError as error:
+        raise _unwritable(out, error) from error
+
+
+def claim(out: Path) -> RunFolder:
+    """Make a run folder, or take an empty one, for this process alone.
+
+    Raises:
+        InputError: as ``check_out``, or another run has it.
+    """
+    made: tuple[Path, ...] = ()
+    try:
+        made = tuple(p for p in (out, *out.parents) if not p.exists())
+        out.mkdir(parents=True, exist_ok=True)
+        (out / CLAIM).touch(exist_ok=False)
+    except FileExistsError as error:
+        _refuse_taken(out)
+        raise _in_use(out) from error
+    except OSError as error:
+        _remove_empty(made)
+        raise _unwritable(out, error) from error
+    folder = RunFolder(path=out, made=made)
+    try:
+        _refuse_taken(out, own=True)
+    except InputError:
+        folder.release()
+        raise
+    return folder
+
+
+def _refuse_taken(out: Path, *, own: bool = False) -> None:
+    """Raise where the folder is a file or holds something; ``own``: the claim in it is ours."""
+    if not out.is_dir():
+        raise InputError(f"output {out} is a file; choose a folder with --out")
+    names = sorted(p.name for p in out.iterdir())
+    if CLAIM in names and not own:
+        raise _in_use(out)
+    others = [name for name in names if name != CLAIM]
+    if others:
+        kind = "another run" if "results.json" in others else f"other files ({others[0]})"
+        raise InputError(f"output folder {out} holds {kind}; choose another --out")
+
+
+def _in_use(out: Path) -> InputError:
+    return InputError(
+        f"output folder {out} belongs to another run that is still going on (or was killed: then delete the folder); "
+        "choose another --out"
+    )
+
+
+def _unwritable(out: Path, error: OSError) -> InputError:
+    return InputError(f"cannot write to output folder {out}: {error.strerror}; choose another --out")
+
+
+def _remove_empty(folders: tuple[Path, ...]) -> None:
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:  # it holds something, or was never made
+            continue
