@@ -12,7 +12,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["Fold", "HeadShape", "Readout", "Recurrence", "ReplayOptions", "StatePool", "gdn", "kda", "mamba2"]
+__all__ = [
+    "Fold",
+    "HeadShape",
+    "Readout",
+    "Recurrence",
+    "ReplayOptions",
+    "StatePool",
+    "gdn",
+    "kda",
+    "mamba2",
+    "split_mixed_qkv",
+]
 
 _HOMES = {
     "Fold": "driftgate.kernels.contract",
@@ -21,6 +32,7 @@ _HOMES = {
     "Recurrence": "driftgate.kernels.contract",
     "ReplayOptions": "driftgate.kernels.contract",
     "StatePool": "driftgate.kernels.pool",
+    "split_mixed_qkv": "driftgate.kernels.arguments",
 }
 
 

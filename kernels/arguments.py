@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from driftgate.kernels.contract import Recurrence
+from driftgate.kernels.contract import HeadShape, Recurrence
 from driftgate.kernels.pool import StatePool
 from driftgate.kernels.validate import check_inputs, check_kind, check_recurrence, check_rows, check_slots
 
-__all__ = ["StepArguments", "check_delta", "check_flush", "check_mamba2"]
+__all__ = ["StepArguments", "check_delta", "check_flush", "check_mamba2", "split_mixed_qkv"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,27 @@ class StepArguments:
     z: torch.Tensor | None = None
     scale: float = 1.0
     normalise: bool = False
+
+
+def split_mixed_qkv(mixed_qkv: torch.Tensor, shape: HeadShape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Views q, k, v of what engines keep in one tensor after the convolution.
+
+    Args:
+        mixed_qkv: [..., 2·H·d_k + HV·d_v], all heads of q, then of k, then of v.
+        shape: heads of the layer.
+
+    Returns:
+        q, k [..., H, d_k] and v [..., HV, d_v]; a step stages them, so that bits do not depend on the packing.
+
+    Raises:
+        ValueError: a last axis that does not fit.
+    """
+    keys, values = shape.key_heads * shape.d_k, shape.value_heads * shape.d_v
+    if mixed_qkv.shape[-1] != 2 * keys + values:
+        raise ValueError(f"mixed_qkv: expected a last axis of {2 * keys + values}, got {mixed_qkv.shape[-1]}")
+    q, k, v = mixed_qkv.split((keys, keys, values), dim=-1)
+    heads = (shape.key_heads, shape.d_k)
+    return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, (shape.value_heads, shape.d_v))
 
 
 def check_delta(

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from driftgate.accuracy.step_data import StepData, draw_inputs
+from driftgate.kernels.arguments import split_mixed_qkv
 from driftgate.kernels.contract import HeadShape, Recurrence, ReplayOptions
+from driftgate.kernels.gdn import reference as gdn_reference
 from driftgate.kernels.pool import StatePool
 
 SHAPE = HeadShape(key_heads=2, value_heads=4, d_k=24, d_v=16)
@@ -170,3 +172,18 @@ def test_rates_of_a_flush_that_do_not_fit_are_refused(kind: str) -> None:
         flush_now(pool, torch.tensor([0]), A=torch.stack((A, A)).double())
     with pytest.raises(ValueError, match="A: expected contiguous"):
         flush_now(pool, torch.tensor([0]), A=torch.stack((A, A), dim=1).T)
+
+
+def test_packed_inputs_are_split_and_give_the_bits_of_separate_ones() -> None:
+    shape, data = SHAPE, make_data(Recurrence.GDN)
+    inputs = data.inputs(0)
+    mixed = torch.cat([inputs[name].flatten(1) for name in ("q", "k", "v")], dim=1)
+    q, k, v = split_mixed_qkv(mixed, shape)
+    assert all(torch.equal(a.nan_to_num(7), inputs[n].nan_to_num(7)) for n, a in (("q", q), ("k", k), ("v", v)))
+    outs = []
+    for step in (inputs, inputs | {"q": q, "k": k, "v": v}):
+        pool = StatePool(shape, ReplayOptions(length=2), n_slots=data.n_slots)
+        outs.append(gdn_reference.replay_step(**step, pool=pool, layer=0, slots=data.slots))
+    assert torch.equal(*outs)
+    with pytest.raises(ValueError, match=r"mixed_qkv: expected a last axis of 160, got 159"):
+        split_mixed_qkv(mixed[:, 1:], shape)
