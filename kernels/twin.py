@@ -138,10 +138,10 @@ class Entries:
 
     def load(self, buffer: torch.Tensor) -> torch.Tensor:
         """[slots, heads, n, ...] of one buffer."""
-        rows = buffer[self.layer, self.slots]
         if self.places is None:
-            rows = rows[:, :, : self.n]
+            rows = buffer[self.layer, self.slots, :, : self.n]
         else:
+            rows = buffer[self.layer, self.slots]
             index = self.places[:, None].expand(-1, rows.shape[1], -1)
             index = index.reshape(*index.shape, *[1] * (rows.ndim - 3)).expand(-1, -1, -1, *rows.shape[3:])
             rows = rows.gather(2, index)

@@ -65,12 +65,6 @@ _INF = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def _maximum(a, b):
-    """The greater, or NaN if one is."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
 def _find_fp32(codes, o_v, D_V: tl.constexpr, D_K: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr):
     """Addresses of a tile of FP32 rows as [BK/W * BV, W], first the first W columns of all rows, and which exist.
 
@@ -186,7 +180,8 @@ def store_tile(
             tl.store(p_codes, b_rows)
         else:
             tl.store(p_codes, b_rows, mask=mask)
-        b_finite = tl.reduce(tl.abs(tile), 1, _maximum) < _INF
+        # as integers, magnitudes are in the order of the floats, infinity and NaN above all others
+        b_finite = tl.max(tile.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1) < 0x7F800000
     elif WIDTH == 2:
         _, b_code, b_sign, b_finite, b_scales, _, b_s2 = quantize_e2m1(tile, BV, BK, FORMAT, CVT, SR, words)
         b_code |= (b_sign >> 28) & 8
