@@ -105,6 +105,7 @@ def _take_step(run: PlanRun, inputs: Mapping[str, torch.Tensor], slots: torch.Te
 def _capture(step: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
     """Capture a step whose rows are all padding, so that nothing is written yet; its output, and how to replay it."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())  # else it may read slots and states before they are filled
     with torch.cuda.stream(side):  # compiles
         step()
     torch.cuda.synchronize()

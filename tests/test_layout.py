@@ -120,6 +120,19 @@ def test_every_python_file_of_a_room_lies_in_a_package():
     assert strays == []
 
 
+def test_a_side_stream_waits_for_what_it_reads():
+    """A kernel on another stream may run before its arguments are filled, slot numbers among them."""
+    waits = re.compile(r"(\w+) = torch\.cuda\.Stream\(\)[^\n]*\n\s+\1\.wait_stream\(torch\.cuda\.current_stream\(\)\)")
+    found = 0
+    for folder in (*ROOMS, "tests", "src"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if path != Path(__file__).resolve():
+                source = path.read_text("utf-8")
+                assert source.count("torch.cuda.Stream()") == len(waits.findall(source)), path
+                found += source.count("torch.cuda.Stream()")
+    assert found >= 3
+
+
 def test_rooms_have_no_version_of_their_own():
     wrong = [p for p in (ROOT / room / "__init__.py" for room in ROOMS) if "__version__" in p.read_text("utf-8")]
     assert wrong == []

@@ -172,6 +172,7 @@ class Graph:
         self.inputs = {name: x.clone() for name, x in data.inputs(0).items()}
         self.slots = torch.full_like(data.slots, -1)
         side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self.take()
         torch.cuda.synchronize()

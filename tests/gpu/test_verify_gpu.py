@@ -91,6 +91,7 @@ def test_graph_replay_equals_eager() -> None:
     inputs = {name: x.clone() for name, x in verify_cases.take(data, 0, 4).items()}
     slots, lengths, kept = torch.full_like(data.slots, -1), torch.ones_like(data.slots), torch.ones_like(data.slots)
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # compiles; all rows are padding, so nothing is written
         decode.verify_window(**inputs, pool=captured, layer=0, slots=slots, lengths=lengths)
         captured.commit(slots, lengths, kept)
