@@ -143,12 +143,12 @@ class CrossCheckJob:
 def certified(plans: Mapping[str, PrecisionPlan]) -> dict[str, Sequence[Any]]:
     """What a run certifies on the checkpoint's own shapes and inputs: L = 1 and the plans' lengths, the plans' formats.
 
-    ``driftgate certify`` takes every length, format and invariant; those left out here do not depend on the inputs.
+    ``driftgate certify`` takes every length and format.
     """
     options = [plan.options for plan in plans.values()]
     lengths = sorted({1} | {o.length for o in options})
     formats = [f for f in FORMATS if f == "fp32" or any(f in (o.read, o.recurrence) for o in options)]
-    return {"lengths": lengths, "formats": formats, "invariants": ("I1", "I2", "I3", "I7")}
+    return {"lengths": lengths, "formats": formats}
 
 
 def shorten(recorded: RecordedInputs) -> RecordedInputs:
