@@ -15,6 +15,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 OLD = build/transformers-5.17
 OLD_PACKAGES = transformers==5.17.0 huggingface-hub==1.33.0 httpx==0.28.1 httpcore h11 anyio idna certifi
+OLD_TRITON = build/triton-3.6
 OLD_TESTS = tests/test_adapters.py tests/test_lockstep.py tests/test_models.py tests/test_checkpoints.py
 DEV_STAMP = $(VENV)/.installed-dev
 
@@ -26,13 +27,19 @@ run: $(STAMP)
 test: $(DEV_STAMP)
 	$(BIN)/pytest -n $(JOBS) -m "not gpu and not long"
 
-test-long: $(DEV_STAMP) $(OLD)/.installed
+test-long: $(DEV_STAMP) $(OLD)/.installed $(OLD_TRITON)/.installed
 	RUN_LONG=1 $(BIN)/pytest -m "long and not gpu"  # one at a time: the main job is timed
 	PYTHONPATH=$(OLD) $(BIN)/pytest -n $(JOBS) -m "not gpu and not long" $(OLD_TESTS)
+	PYTHONPATH=$(OLD_TRITON) $(BIN)/pytest -n $(JOBS) -m "not gpu and not long" tests/test_compile.py tests/test_compile_strides.py
 
 # the oldest transformers that is covered, beside the pinned one
 $(OLD)/.installed: $(DEV_STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(OLD) $(OLD_PACKAGES)
+	touch $@
+
+# the oldest Triton that is covered: it chooses other layouts than the pinned one
+$(OLD_TRITON)/.installed: $(DEV_STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(OLD_TRITON) triton==3.6.0
 	touch $@
 
 # compiles some hundred kernels, so one worker per core; the environment that has a CUDA torch: make test-gpu BIN=/path/bin

