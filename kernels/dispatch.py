@@ -24,7 +24,15 @@ __all__ = ["find_grid", "fold_now", "layer_buffers", "plan_constants", "require"
 __all__ += ["stored_constants", "take_baseline_step", "take_replay_step"]
 
 FLUSH_PROGRAMS = 2048
-"""Programs of a flush launch at least: with fewer rows than that each program serves one row."""
+"""Programs that a flush launch is brought down to, by more rows to a program; with fewer each serves one row."""
+
+_ARGUMENTS = (
+    "q", "k", "v", "g", "beta", "D", "z", "out", "slots", "cursor", "base", "flush", "error", "seed", "tokens",
+    "streams", "codes", "block_scales", "row_scales", "codes_slot", "blocks_slot", "rows_slot",
+    "copy_codes", "copy_blocks", "copy_rows", "copy_codes_slot", "copy_blocks_slot", "copy_rows_slot",
+    "keys", "values", "log_decay", "betas", "corrections", "products", "vectors", "scale", "places", "n_rows",
+)  # fmt: skip
+"""Names of the kernels' ordinary arguments, in the order of ``_launch``."""
 
 
 def take_baseline_step(
@@ -147,7 +155,10 @@ def _block_places(options: ReplayOptions) -> int:
 def _launch(  # type: ignore[no-untyped-def]
     kernel, pool, layer, slots, inputs, out, arguments, pad_slot, launch, *, take_step=True, shared=None
 ) -> None:
-    """Launch ``flush_kernel``, ``read_kernel`` or ``product_kernel`` on one layer."""
+    """Launch ``flush_kernel``, ``read_kernel`` or ``product_kernel`` on one layer.
+
+    Each takes the arguments that it names and no others: what a kernel does not use must not compile it again.
+    """
     if not len(slots):
         return
     options, recurrence = pool.options, pool.recurrence
@@ -160,17 +171,23 @@ def _launch(  # type: ignore[no-untyped-def]
         programs = triton.cdiv(len(slots), rows) * pool.shape.value_heads
     if kernel is product_kernel:
         tiles = 1
-    kernel[(programs, tiles)](
+    values = (
         *inputs, out, slots, pool.cursor, pool.base, pool.flush, pool.error, pool.seed, pool.tokens,
         pool.streams[layer], *stored_arguments(pool.checkpoint, layer), *stored_arguments(copy, layer),
         *layer_buffers(pool, layer), *(shared or (out, out)), arguments.scale, options.places, len(slots),
+    )  # fmt: skip
+    constants = {
         **plan_constants(pool, pad_slot, launch, arguments), **stored_constants(pool.checkpoint),
         **{f"COPY_{name}": copy_constants[name] for name in ("ROW", "BLOCKS", "FORMAT")},
+    }  # fmt: skip
+    constants |= dict(
         BL=_block_places(options), RING=options.window > 0,
         SPLIT=options.split, READOUT=READOUTS[options.readout], DOT=options.dot.value,
         EXACT_FOLD=options.fold is Fold.EXACT, KEEP_INPUTS=options.keeps_inputs(recurrence),
-        KEEP_CORRECTIONS=options.keeps_corrections(recurrence), TAKE_STEP=take_step, ROWS=rows, **launch.flags(),
+        KEEP_CORRECTIONS=options.keeps_corrections(recurrence), TAKE_STEP=take_step, ROWS=rows,
     )  # fmt: skip
+    every = dict(zip(_ARGUMENTS, values, strict=True)) | constants
+    kernel[(programs, tiles)](**{name: every[name] for name in kernel.arg_names}, **launch.flags())
 
 
 def stage_inputs(arguments: StepArguments) -> tuple[list[torch.Tensor], torch.Tensor]:

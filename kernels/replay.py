@@ -115,12 +115,12 @@ def flush_kernel(
     q, k, v, g, beta, D, z, out, slots, cursor, base, flush, error, seed, tokens, streams,
     codes, block_scales, row_scales, codes_slot, blocks_slot, rows_slot,
     copy_codes, copy_blocks, copy_rows, copy_codes_slot, copy_blocks_slot, copy_rows_slot,
-    keys, values, log_decay, betas, corrections, products, vectors, scale, places, n_rows,
+    keys, values, log_decay, betas, corrections, scale, places, n_rows,
     PAD: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    BL: tl.constexpr, RING: tl.constexpr, ROW: tl.constexpr, BLOCKS: tl.constexpr, FORMAT: tl.constexpr,
+    RING: tl.constexpr, ROW: tl.constexpr, BLOCKS: tl.constexpr, FORMAT: tl.constexpr,
     SR: tl.constexpr, SPLIT: tl.constexpr, COPY_ROW: tl.constexpr, COPY_BLOCKS: tl.constexpr,
-    COPY_FORMAT: tl.constexpr, READOUT: tl.constexpr, DOT: tl.constexpr, EXACT_FOLD: tl.constexpr,
-    KEEP_INPUTS: tl.constexpr, KEEP_CORRECTIONS: tl.constexpr, TAKE_STEP: tl.constexpr, ROWS: tl.constexpr,
+    COPY_FORMAT: tl.constexpr, EXACT_FOLD: tl.constexpr,
+    TAKE_STEP: tl.constexpr, ROWS: tl.constexpr,
     DELTA: tl.constexpr, CHANNELS: tl.constexpr, NORMALISE: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr,
     BV: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -242,17 +242,16 @@ def append_gates(
         tl.store(p_betas + place, b_beta)
 
 
-@triton.jit(do_not_specialize=["places", "n_rows", "codes_slot", "copy_codes_slot"])
+@triton.jit(do_not_specialize=["places", "copy_codes_slot"])
 def read_kernel(
-    q, k, v, g, beta, D, z, out, slots, cursor, base, flush, error, seed, tokens, streams,
-    codes, block_scales, row_scales, codes_slot, blocks_slot, rows_slot,
+    q, k, v, g, beta, D, z, out, slots, cursor, base, flush,
     copy_codes, copy_blocks, copy_rows, copy_codes_slot, copy_blocks_slot, copy_rows_slot,
-    keys, values, log_decay, betas, corrections, products, vectors, scale, places, n_rows,
+    keys, values, log_decay, betas, corrections, scale, places,
     PAD: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    BL: tl.constexpr, RING: tl.constexpr, ROW: tl.constexpr, BLOCKS: tl.constexpr, FORMAT: tl.constexpr,
-    SR: tl.constexpr, SPLIT: tl.constexpr, COPY_ROW: tl.constexpr, COPY_BLOCKS: tl.constexpr,
-    COPY_FORMAT: tl.constexpr, READOUT: tl.constexpr, DOT: tl.constexpr, EXACT_FOLD: tl.constexpr,
-    KEEP_INPUTS: tl.constexpr, KEEP_CORRECTIONS: tl.constexpr, TAKE_STEP: tl.constexpr, ROWS: tl.constexpr,
+    BL: tl.constexpr, RING: tl.constexpr,
+    COPY_ROW: tl.constexpr, COPY_BLOCKS: tl.constexpr,
+    COPY_FORMAT: tl.constexpr, READOUT: tl.constexpr, DOT: tl.constexpr,
+    KEEP_INPUTS: tl.constexpr, KEEP_CORRECTIONS: tl.constexpr,
     DELTA: tl.constexpr, CHANNELS: tl.constexpr, NORMALISE: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr,
     BV: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -316,17 +315,16 @@ def read_kernel(
         tl.store(p_corrections + place * DV + o_v, b_u.to(corrections.dtype.element_ty), mask=o_v < DV)
 
 
-@triton.jit(do_not_specialize=["places", "n_rows", "codes_slot", "copy_codes_slot"])
+@triton.jit(do_not_specialize=["places", "copy_codes_slot"])
 def product_kernel(
-    q, k, v, g, beta, D, z, out, slots, cursor, base, flush, error, seed, tokens, streams,
-    codes, block_scales, row_scales, codes_slot, blocks_slot, rows_slot,
+    q, k, v, g, beta, D, z, out, slots, cursor, base, flush,
     copy_codes, copy_blocks, copy_rows, copy_codes_slot, copy_blocks_slot, copy_rows_slot,
-    keys, values, log_decay, betas, corrections, products, vectors, scale, places, n_rows,
+    keys, values, log_decay, betas, corrections, products, vectors, scale, places,
     PAD: tl.constexpr, H: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    BL: tl.constexpr, RING: tl.constexpr, ROW: tl.constexpr, BLOCKS: tl.constexpr, FORMAT: tl.constexpr,
-    SR: tl.constexpr, SPLIT: tl.constexpr, COPY_ROW: tl.constexpr, COPY_BLOCKS: tl.constexpr,
-    COPY_FORMAT: tl.constexpr, READOUT: tl.constexpr, DOT: tl.constexpr, EXACT_FOLD: tl.constexpr,
-    KEEP_INPUTS: tl.constexpr, KEEP_CORRECTIONS: tl.constexpr, TAKE_STEP: tl.constexpr, ROWS: tl.constexpr,
+    BL: tl.constexpr, RING: tl.constexpr,
+    COPY_ROW: tl.constexpr, COPY_BLOCKS: tl.constexpr,
+    COPY_FORMAT: tl.constexpr,
+    KEEP_INPUTS: tl.constexpr, KEEP_CORRECTIONS: tl.constexpr,
     DELTA: tl.constexpr, CHANNELS: tl.constexpr, NORMALISE: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr,
     BV: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip

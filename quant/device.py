@@ -5,8 +5,8 @@ because ``/`` compiles to an approximation; no product is added to anything in h
 changes nothing (a caller that adds to a loaded tile would let it: the last operation of a load is a product).
 Elements of 16 bits are read and written as [BV, BK/8, 8], those of 8 bits as [BV, BK/16, 16], packed ones as
 [BV, BK/2], never as [BV, BK]: Triton takes the layout of ``tl.sum``, hence its order of additions, from the widest
-access of that shape, and a copy in another format must not move the bits of the recurrence. FP32 alone uses the
-plain tile, as the baseline does.
+access of that shape, and a copy in another format must not move the bits of the recurrence. FP32 is read and written
+as [BK/32 * BV, 32] (``_find_fp32``), as the baseline does.
 
 One head as it is stored, contiguous, pointers at its first element::
 

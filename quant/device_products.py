@@ -2,8 +2,8 @@
 
 Notable: codes of E2M1 times their E4M3 block scale, of E4M3, E5M2, INT8 and FP16 are float16 numbers without rounding,
 so a tile is never converted to float32. The vectors are: each is brought to a fixed magnitude by a power of two and
-split into two float16, x = high + low up to 2^-22 of x, and the four columns go through one ``tl.dot`` with float32
-accumulation. Formats whose codes are no float16 (fp32, bf16, int16, the MX formats) take sums over the tile instead.
+split into three float16 that add up to x (to 2^-22 of it or better), and these columns go through one ``tl.dot`` with
+float32 accumulation. Formats whose codes are no float16 (fp32, bf16, int16, MX) take sums over the tile instead.
 Nothing here is bit-exact with a sum over ``load_tile``; exact routes do not use it. Arguments as in ``device.py``.
 """
 

@@ -54,6 +54,7 @@ class Recorder:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.calls = kernel, []
+        self.arg_names = kernel.arg_names
 
     def __getitem__(self, grid: object) -> Any:
         return lambda *args, **kwargs: self.calls.append((self.kernel, args, kwargs))

@@ -19,11 +19,10 @@ import compile_cases
 
 def run(case: dict[str, Any]) -> list[Any]:
     kernel, args, kwargs = compile_cases.capture(case)
-    given = list(args)
-    at = kernel.arg_names.index(case["argument"])
-    assert isinstance(given[at], int)
-    given[at] += case["shift"]
-    compiled = compile_cases.compile_launch(kernel, tuple(given), kwargs, case["arch"])
+    given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+    assert isinstance(given[case["argument"]], int)
+    given[case["argument"]] += case["shift"]
+    compiled = compile_cases.compile_launch(kernel, (), given, case["arch"])
     return compile_cases.read_ir(compiled.asm["ttgir"])["sums"]  # type: ignore[no-any-return]
 
 
