@@ -12,7 +12,7 @@ from test_kernels import OTHER_RECURRENCES
 
 from driftgate.accuracy.invariants import check_cases
 from driftgate.accuracy.step_data import StepData, draw_inputs
-from driftgate.kernels import replay
+from driftgate.kernels import dispatch
 from driftgate.kernels.contract import Backend, HeadShape, Readout, Recurrence, ReplayOptions
 from driftgate.kernels.pool import StatePool
 
@@ -124,7 +124,7 @@ def test_other_kernels_agree_with_the_fp64_twin(case: tuple[str, list[int], dict
 @pytest.mark.parametrize("recurrence", EVERY)
 def test_flush_programs_that_serve_several_rows(recurrence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As large batches have them."""
-    monkeypatch.setattr(replay, "FLUSH_PROGRAMS", 1)
+    monkeypatch.setattr(dispatch, "FLUSH_PROGRAMS", 1)
     common: dict[str, Any] = {"shape": [1, 2, 24, 16], "recurrence": recurrence, "device": "cuda"}
     found = kernel_cases.compare_with_twin(options={"length": 3, "read": "fp8"}, n_rows=19, n_steps=7, **common)
     assert {what: ratio for what, ratio in found["worst"].items() if ratio > 1} == {}
