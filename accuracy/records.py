@@ -194,7 +194,16 @@ class BytesRecord(Record):
 
 
 class TaskRecord(Record):
-    """Paired comparison of one plan with the baseline on one task; accuracies and bounds are fractions."""
+    """Paired comparison of one plan with the baseline on one task; accuracies and bounds are fractions.
+
+    Attributes:
+        accuracy_completed, baseline_accuracy_completed: over answers that neither hit the cap nor failed to parse.
+        baseline_cap_hits, baseline_unparsed: answers of the baseline.
+        letters, baseline_letters: how often each answer was given, where there are four.
+        chance: fraction that guessing gets right.
+        mass: mean probability on the four letters, where choices were scored.
+        ppl: of the task's text, for the task ``ppl``.
+    """
 
     n: int
     repeats: int
@@ -209,6 +218,15 @@ class TaskRecord(Record):
     cap_hits: int
     unparsed: int
     verdict: Verdict
+    accuracy_completed: float | None = None
+    baseline_accuracy_completed: float | None = None
+    baseline_cap_hits: int = 0
+    baseline_unparsed: int = 0
+    letters: dict[str, int] | None = None
+    baseline_letters: dict[str, int] | None = None
+    chance: float = 0.25
+    mass: float | None = None
+    ppl: PerplexityRecord | None = None
 
 
 class PlanRecord(Record):
@@ -294,6 +312,7 @@ class Results(Record):
     backend: Backends
     plans: dict[str, PlanRecord]
     bitwise: list[BitwiseRecord]
+    tolerance: list[ToleranceRecord] = Field(default_factory=list)
     noise_floor: NoiseFloor
     verdicts: list[VerdictRecord]
 
