@@ -18,7 +18,7 @@ from driftgate.accuracy.prompts import Decoded, Prompt
 from driftgate.accuracy.sampling import gumbel_rows, item_key, sample
 from driftgate.quant.formats import get_format
 
-__all__ = ["AnswerLoop"]
+__all__ = ["AnswerLoop", "planned_steps"]
 
 FREE = -1
 """Entry of a script where a block's own sample is fed."""
@@ -188,6 +188,11 @@ class AnswerLoop:
                 )
             )
         return found
+
+
+def planned_steps(prompts: Sequence[Prompt]) -> int:
+    """Decode steps of a batch if no generation stops early."""
+    return _Stages(prompts).n_steps
 
 
 class _Stages:

@@ -23,8 +23,8 @@ from driftgate.accuracy.power import repeats_needed
 from driftgate.errors import EmptyRunError
 
 __all__ = [
-    "ChanceTest", "HolmResult", "PairedVerdict", "above_chance", "bootstrap_interval", "decide",
-    "exact_mcnemar", "holm_over_plans", "paired_noninferiority",
+    "HolmResult", "PairedVerdict", "bootstrap_interval", "decide", "exact_mcnemar", "holm_over_plans",
+    "paired_noninferiority",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -170,7 +170,7 @@ def _checked(d: object, clusters: object) -> tuple[Floats, Integers | None]:
 
 
 def _stream_means(values: Floats, streams: Integers) -> Floats:
-    sums = np.bincount(streams, weights=values)
+    sums = np.bincount(streams, weights=values).astype(np.float64)
     units: Floats = stream_units(sums[None], np.bincount(streams).astype(np.float64))[0]
     return units
 
@@ -281,45 +281,3 @@ def holm_over_plans(p_pass: Mapping[str, Mapping[str, float]], *, alpha: float =
         plan: HolmResult(p=p, p_adjusted=float(q), passes=bool(ok))
         for plan, p, q, ok in zip(p_pass, greatest, adjusted, passes, strict=True)
     }
-
-
-@dataclass(frozen=True)
-class ChanceTest:
-    """Whether an accuracy is above guessing; its truth value is ``above``.
-
-    Attributes:
-        above: the one-sided binomial test rejects guessing at 5 %.
-        p_value: of that test.
-        accuracy: fraction.
-        lower_95: exact one-sided 95 % lower bound of the accuracy.
-    """
-
-    above: bool
-    p_value: float
-    accuracy: float
-    lower_95: float
-
-    def __bool__(self) -> bool:
-        return self.above
-
-
-def above_chance(correct: int, n: int, chance: float) -> ChanceTest:
-    """One-sided exact binomial test, 95 %, that more answers are right than guessing would give.
-
-    Args:
-        correct: right answers, 0 … n.
-        n: answers.
-        chance: fraction that guessing gets right, 0 … below 1; 0 for free answers: then one right answer is
-            enough.
-
-    Raises:
-        EmptyRunError: n = 0.
-        ValueError: correct or chance out of range.
-    """
-    if n == 0:
-        raise EmptyRunError("above chance: zero items were answered; give a --task that asks questions")
-    if not 0 <= correct <= n or not 0.0 <= chance < 1.0:
-        raise ValueError(f"expected 0 <= correct <= n and 0 <= chance < 1, got {correct} of {n} at {chance}")
-    test = stats.binomtest(correct, n, chance, alternative="greater")
-    lower = float(test.proportion_ci(0.95, "exact").low)
-    return ChanceTest(bool(test.pvalue <= 0.05), float(test.pvalue), correct / n, lower)

@@ -7,6 +7,7 @@ Notable: power is simulated with the very rule that the verdict uses (paired_tes
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +15,14 @@ from statsmodels.stats.power import TTestPower
 
 from driftgate.accuracy.paired_tests import as_fraction, bound_loss
 
-__all__ = ["power_noninferiority", "repeats_needed", "simulate_differences"]
+__all__ = ["ItemPower", "power_items", "power_noninferiority", "repeats_needed", "simulate_differences"]
 
 Floats = NDArray[np.float64]
 
 REPEATS_MAX = 10_000
 """More repeats than this are no practical advice: the answer is None."""
+SEARCH_MAX = 1024
+"""Repeats up to which ``power_items`` searches."""
 
 
 def power_noninferiority(
@@ -69,6 +72,78 @@ def power_noninferiority(
     )
     streams = None if per_cluster == 1 else np.repeat(np.arange(n_clusters), per_cluster)
     return float((bound_loss(d, streams, alpha=alpha).upper <= as_fraction(margin)).mean())
+
+
+@dataclass(frozen=True)
+class ItemPower:
+    """What independent items can show of a plan.
+
+    Attributes:
+        power: probability of PASS with the repeats asked for.
+        repeats_80: least repeats in all at which it is 80 %; None where 1,024 are too few. ``repeats_90`` the same.
+    """
+
+    power: float
+    repeats_80: int | None
+    repeats_90: int | None
+
+
+def power_items(
+    n_items: int,
+    repeats: int,
+    flip_rate: float,
+    margin: float,
+    true_loss: float = 0.0,
+    *,
+    replicates: int = 1000,
+    seed: int = 0,
+    alpha: float = 0.05,
+) -> ItemPower:
+    """Power of a task whose items are prompts of their own, and the repeats it needs.
+
+    Standard error of ``power`` at most 0.016 with 1,000 replicates. Repeats count as fresh answers: what an item loses
+    at every repeat does not average out. Where nothing flips (greedy answers of a harmless plan) they show nothing new,
+    and more items are needed.
+
+    Args:
+        n_items: items.
+        repeats: answers to each.
+        flip_rate: fraction of answers that differ when nothing is lost, half of them each way (see
+            ``power_noninferiority`` for greedy and for sampled answers).
+        margin: points.
+        true_loss: points; these answers are lost on top of the flips.
+        replicates, seed: of the simulation.
+        alpha: error of the one-sided bound.
+
+    Raises:
+        ValueError: a count below 1, or rates outside 0 … 1.
+    """
+
+    def power_at(wanted: int) -> float:
+        return power_noninferiority(
+            n_items, 1, flip_rate, margin, true_loss, repeats=wanted, replicates=replicates, seed=seed, alpha=alpha
+        )
+
+    known = {repeats: power_at(repeats)}
+
+    def is_enough(wanted: int, power: float) -> bool:
+        known[wanted] = known[wanted] if wanted in known else power_at(wanted)
+        return known[wanted] >= power
+
+    def least(power: float) -> int | None:
+        high = 1
+        while not is_enough(high, power):
+            high *= 2
+            if high > SEARCH_MAX:
+                return None
+        low = high // 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if is_enough(middle, power) else (middle, high)
+        return high
+
+    hopeless = true_loss >= margin or (flip_rate == 0.0 and true_loss == 0.0 and not is_enough(1, 0.5))
+    return ItemPower(known[repeats], *(None if hopeless else least(power) for power in (0.8, 0.9)))
 
 
 def simulate_differences(

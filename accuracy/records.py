@@ -258,13 +258,22 @@ class BitwiseRecord(Record):
 
 
 class ToleranceRecord(Record):
-    """One case of T1: the element nearest to its derived bound; error null where it was not finite."""
+    """One case of T1 against FP64.
+
+    Attributes:
+        error, bound: of the element nearest to its derived bound; error null where it was not finite.
+        scale: greatest magnitude of the FP64 results, which makes the others relative.
+        greatest_error: of all elements, null where one was not finite.
+        within: whether every element keeps its bound.
+    """
 
     recurrence: str
     case: dict[str, Any]
     what: Literal["output", "state"]
     error: float | None
     bound: float
+    scale: float
+    greatest_error: float | None
     within: bool
 
 
@@ -331,6 +340,7 @@ class Manifest(Record):
     seeds: dict[str, int]
     plans: dict[str, dict[str, Any]]
     streams: dict[str, Any]
+    tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     timing: dict[str, float]
     created: str
 

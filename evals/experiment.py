@@ -7,47 +7,57 @@ through the interpreted Triton kernels; their greatest difference is reported. W
 from __future__ import annotations
 
 import datetime
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from driftgate.accuracy.adapters import Family, find_family
 from driftgate.accuracy.analysis import build_steps, counter_fields, state_record, summarize_plan
+from driftgate.accuracy.answers import BASELINE_NAME, AnswerRunner
 from driftgate.accuracy.certify import certify
 from driftgate.accuracy.crosscheck import CrossCheckJob, CrossCheckOutcome, certified, steps_needed
 from driftgate.accuracy.generation import generate_streams
 from driftgate.accuracy.lockstep import LockstepResult, LockstepRunner, Probe
-from driftgate.accuracy.models import LoadedModel
+from driftgate.accuracy.models import LoadedModel, hash_file
 from driftgate.accuracy.plans import PrecisionPlan
 from driftgate.accuracy.policy import Policy, decide
+from driftgate.accuracy.prompts import Prompt
 from driftgate.accuracy.records import (
     Backends,
     BitwiseRecord,
-    BytesRecord,
     CounterRecord,
-    CrossCheck,
     Manifest,
     NoiseFloor,
     PlanRecord,
     Results,
     RunData,
+    ToleranceRecord,
 )
+from driftgate.accuracy.run_tolerance import measure_run_tolerance
 from driftgate.errors import InputError
-from driftgate.evals.scoring import score_items
+from driftgate.evals.answer_store import AnswerStore
+from driftgate.evals.answering import Answers, BuiltTask, Decoder, answer
+from driftgate.evals.run_records import (
+    answers_bitwise,
+    bytes_record,
+    compare_backends,
+    describe_device,
+    hash_array,
+    interpreted_again,
+    lockstep_bitwise,
+    read_versions,
+)
+from driftgate.evals.scoring import join_items, measure_generation, score_answers, score_items
 from driftgate.evals.suite import Suite
 from driftgate.evals.tasks import Streams, make_streams
-from driftgate.kernels.contract import Backend, HeadShape
+from driftgate.kernels.contract import Backend, HeadShape, Recurrence
 from driftgate.kernels.launch import ENABLE_FP_FUSION
-from driftgate.kernels.traffic import compute_traffic, gdn_entry
 
 __all__ = ["Experiment", "check_tokens", "choose_backend"]
-
-_PACKAGES = ("driftgate", "torch", "triton", "transformers", "numpy", "scipy", "safetensors", "tokenizers")
 
 
 def choose_backend(text: str, device: str) -> Backend:
@@ -88,6 +98,10 @@ class Experiment:
         policy: limits and reasons.
         dtype: as the model was loaded, None for the checkpoint's own.
         command: how the run was asked for, for the manifest.
+        built: tasks with prompts of their own.
+        given: token ids of the streams that the user gave; the baseline goes on where they are short.
+        jobs: processes that answer them.
+        store: where their answers are kept while the run goes on; None to keep nothing.
     """
 
     suite: Suite
@@ -97,12 +111,16 @@ class Experiment:
     policy: Policy
     dtype: str | None
     command: list[str]
+    built: tuple[BuiltTask, ...] = ()
+    given: tuple[tuple[int, ...], ...] = ()
+    jobs: int = 1
+    store: AnswerStore | None = None
 
     def run(self, progress: Callable[[int], None] | None = None) -> RunData:
         """Measure everything.
 
         Args:
-            progress: called with the number of lock-step steps just done; ``n_steps`` is their total.
+            progress: called with the number of decode steps just done; ``n_steps`` is their total.
         """
         started = time.monotonic()
         suite, plans = self.suite, self.suite.named_plans()
@@ -113,41 +131,67 @@ class Experiment:
         try:
             result = self._lockstep(streams, plans, short, progress)
             decoded = time.monotonic()
+            answers = {built.task.name: self._answer(built, progress) for built in self.built}
+            answered = time.monotonic()
             outcome = job.result() if job is not None else None
         finally:
             if job is not None:
                 job.cancel()
         bitwise = outcome.bitwise if outcome is not None else self._certify(result)
-        data = self._assemble(streams, result, outcome, bitwise)
+        data = self._assemble(streams, result, outcome, bitwise, answers)
         data.manifest.timing.update(
             lock_step_s=round(decoded - started, 3),
             total_s=round(time.monotonic() - started, 3),
+            **({"answers_s": round(answered - decoded, 3)} if answers else {}),
             **({"cross_check_s": round(outcome.seconds, 3)} if outcome is not None else {}),
         )
         return data
 
     @property
     def n_steps(self) -> int:
-        """Lock-step steps of the whole run."""
-        return self.suite.steps * -(-self.suite.sequences // self.suite.batch)
+        """Lock-step steps of the whole run, and the steps of answers at the most."""
+        lockstep = self.suite.steps * -(-self.suite.sequences // self.suite.batch)
+        return lockstep + sum(built.n_steps(self.suite.batch) for built in self.built)
 
     def _streams(self) -> Streams:
         suite, length = self.suite, self.suite.steps + self.suite.prefill
-        if suite.stream != "generation":
-            streams = make_streams(tasks=suite.tasks, n_sequences=suite.sequences, length=length, seed=suite.seed)
+        if suite.stream not in ("generation", "data"):
+            streams = make_streams(
+                tasks=suite.stream_tasks, n_sequences=suite.sequences, length=length, seed=suite.seed
+            )
             check_tokens(streams.token_ids, vocab_size=self.loaded.vocab_size, model=self.loaded.name)
             return streams
-        token_ids = generate_streams(
-            self.loaded.model,
-            np.asarray([self.loaded.first_token]),
-            n_sequences=suite.sequences,
-            length=length,
-            seed=suite.seed,
-            batch=min(suite.batch, suite.sequences),
-            backend=self.backend,
-            vocab_size=self.loaded.vocab_size,
-        )
+        if self.given:
+            token_ids = self._continue(length)
+            check_tokens(token_ids, vocab_size=self.loaded.vocab_size, model=self.loaded.name)
+        else:
+            token_ids = generate_streams(
+                self.loaded.model,
+                np.asarray([self.loaded.first_token]),
+                n_sequences=suite.sequences,
+                length=length,
+                seed=suite.seed,
+                batch=min(suite.batch, suite.sequences),
+                backend=self.backend,
+                vocab_size=self.loaded.vocab_size,
+            )
         return Streams(token_ids=token_ids, questions=(), stream_positions=length)
+
+    def _continue(self, length: int) -> np.ndarray:
+        """The user's streams, [n, length] int64; short ones go on with the baseline's own samples at temperature 1."""
+        prompts = [
+            Prompt(item_id=f"stream {i}", token_ids=ids, max_new_tokens=length - len(ids))
+            for i, ids in enumerate(self.given)
+            if len(ids) < length
+        ]
+        if not prompts:
+            return np.asarray(self.given)
+        runner = AnswerRunner(
+            self.loaded.model, {}, batch=self.suite.batch, backend=self.backend, vocab_size=self.loaded.vocab_size,
+            seed=self.suite.seed,
+        )  # fmt: skip
+        found = {a.item_id: a.token_ids for a in runner.run(prompts)[BASELINE_NAME]}
+        return np.asarray([ids + found.get(f"stream {i}", ()) for i, ids in enumerate(self.given)])
 
     def _start_cross_check(self, streams: Streams, plans: dict[str, PrecisionPlan], steps: int) -> CrossCheckJob:
         suite = self.suite
@@ -177,6 +221,36 @@ class Experiment:
         probes = [Probe(sequence=q.sequence, position=q.position, token_ids=q.choices) for q in streams.questions]
         return runner.run(streams.token_ids, probes=probes, record_steps=short, keep_logits=short, progress=progress)
 
+    def decoder(self) -> Decoder:
+        """How the batches of item tasks are decoded."""
+        suite, loaded = self.suite, self.loaded
+        return Decoder(
+            folder=loaded.folder,
+            name=loaded.name,
+            device=str(loaded.model.device),
+            dtype=self.dtype,
+            backend=self.backend,
+            plans=suite.named_plans(),
+            batch=suite.batch,
+            seed=suite.seed,
+            vocab_size=loaded.vocab_size,
+            identity={
+                "model": loaded.hashes,
+                "versions": read_versions(),
+                "device": describe_device(loaded.model.device),
+            },
+        )
+
+    def _answer(self, built: BuiltTask, progress: Callable[[int], None] | None) -> Answers:
+        return answer(
+            built,
+            self.decoder(),
+            store=self.store,
+            jobs=self.jobs,
+            model=self.loaded.model,
+            progress=progress,
+        )
+
     def _certify(self, result: LockstepResult) -> list[BitwiseRecord]:
         assert result.recorded is not None
         plans = self.suite.named_plans()
@@ -187,18 +261,35 @@ class Experiment:
             **certified(plans),
         )
 
+    def _measure_tolerance(self, recurrence: Recurrence) -> list[ToleranceRecord]:
+        return measure_run_tolerance(
+            self.suite.named_plans(),
+            recurrence=recurrence,
+            backend=self.backend,
+            device=str(self.loaded.model.device),
+            seed=self.suite.seed,
+        )
+
     def _assemble(
         self,
         streams: Streams,
         result: LockstepResult,
         outcome: CrossCheckOutcome | None,
         bitwise: list[BitwiseRecord],
+        answers: dict[str, Answers],
     ) -> RunData:
         plans, roles = self.suite.named_plans(), self.suite.roles()
         steps = build_steps(result, stream_end=streams.stream_positions)
         items, tasks = score_items(streams, result, list(plans))
+        items = join_items(items, answers)
         shape, n_layers = self._shape(), len(result.layer_indices)
-        bitwise = _lockstep_bitwise(result, plans) + _interpreted_again(outcome) + bitwise
+        recurrence = self._family().recurrence
+        bitwise = lockstep_bitwise(result, plans, recurrence) + interpreted_again(outcome, recurrence) + bitwise
+        bitwise += [
+            answers_bitwise(name, equal=found.again_equal, n_steps=found.n_steps, recurrence=recurrence)
+            for name, found in answers.items()
+        ]
+        generation = measure_generation(self.built, answers)
         records: dict[str, PlanRecord] = {}
         for name, plan in plans.items():
             records[name] = PlanRecord(
@@ -206,15 +297,19 @@ class Experiment:
                 **summarize_plan(steps, name, plan).records(),
                 state=state_record(result.state[name], result.layer_indices),
                 counters=CounterRecord(**counter_fields(result.counters[name])),
-                bytes=_bytes_record(plan, shape, n_layers, self.loaded.model.dtype.itemsize),
-                tasks=tasks[name],
+                bytes=bytes_record(plan, recurrence, shape, n_layers, self.loaded.model.dtype.itemsize),
+                tasks=tasks[name] | score_answers(self.built, answers, name),
+                free_running=generation.get(name),
             )
         results = Results(
             verdict="inconclusive",
             model=self._model_record(),
-            backend=Backends(drift=self.backend.value, tasks=self.backend.value, cross_check=_compare(result, outcome)),
+            backend=Backends(
+                drift=self.backend.value, tasks=self.backend.value, cross_check=compare_backends(result, outcome)
+            ),
             plans=records,
             bitwise=bitwise,
+            tolerance=outcome.tolerance if outcome is not None else self._measure_tolerance(recurrence),
             noise_floor=NoiseFloor(kl_mean=float(result.noise_kl.mean()), kl_max=float(result.noise_kl.max())),
             verdicts=[],
         )
@@ -222,10 +317,11 @@ class Experiment:
         decide(data, self.policy)
         return data
 
-    def _shape(self) -> HeadShape:
-        from driftgate.accuracy.adapters import FAMILIES
+    def _family(self) -> Family:
+        return find_family(self.loaded.model.config)
 
-        family = FAMILIES[self.loaded.family]
+    def _shape(self) -> HeadShape:
+        family = self._family()
         return family.head_shape(family.find_mixers(self.loaded.model)[0])
 
     def _model_record(self) -> dict[str, Any]:
@@ -248,8 +344,8 @@ class Experiment:
             command=self.command,
             suite=suite.model_dump(mode="json"),
             policy=self.policy.model_dump(mode="json"),
-            versions=_versions(),
-            device=_device(device),
+            versions=read_versions(),
+            device=describe_device(device),
             backend={
                 "drift": self.backend.value,
                 "enable_fp_fusion": ENABLE_FP_FUSION,
@@ -258,7 +354,8 @@ class Experiment:
             },
             hashes={
                 **{f"model/{k}": v for k, v in self.loaded.hashes.items()},
-                "streams": _hash(streams.token_ids),
+                "streams": hash_array(streams.token_ids),
+                **({"data": hash_file(Path(suite.data))} if suite.data and Path(suite.data).is_file() else {}),
             },
             seeds={"streams": suite.seed},
             plans={str(p): {"role": e.role} for e in suite.plans for p in (e.parsed(),)},
@@ -272,120 +369,6 @@ class Experiment:
                 "first_token_ids": streams.token_ids[0, :16].tolist(),
             },
             timing={},
+            tasks={built.task.name: built.describe() for built in self.built},
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
-
-
-def _lockstep_bitwise(result: LockstepResult, plans: dict[str, PrecisionPlan]) -> list[BitwiseRecord]:
-    """Bits of logits over the whole lock step: the baseline against itself, and plans that must equal it."""
-    records = [
-        BitwiseRecord(
-            invariant="A/A",
-            recurrence="gdn",
-            case={"where": "logits and layer outputs of every lock-step step", "compared": result.n_logits},
-            equal=result.again is None,
-            n_different=0 if result.again is None else 1,
-            max_ulp=0,
-            first_different=None if result.again is None else {"step": result.again.step, "layer": result.again.layer},
-        )
-    ]
-    for name, plan in plans.items():
-        invariant = _promise(plan)
-        if invariant is not None:
-            different = result.different_logits[name]
-            records.append(
-                BitwiseRecord(
-                    invariant=invariant,
-                    recurrence="gdn",
-                    case={"plan": name, "where": "logits of every lock-step step", "compared": result.n_logits},
-                    equal=different == 0,
-                    n_different=different,
-                    max_ulp=0,
-                    first_different=None,
-                )
-            )
-    return records
-
-
-def _interpreted_again(outcome: CrossCheckOutcome | None) -> list[BitwiseRecord]:
-    """The baseline against itself in the interpreted kernels."""
-    if outcome is None:
-        return []
-    return [
-        BitwiseRecord(
-            invariant="A/A",
-            recurrence="gdn",
-            case={"where": "logits and layer outputs of the interpreted cross-check", "steps": outcome.steps},
-            equal=outcome.again_equal,
-            n_different=0 if outcome.again_equal else 1,
-            max_ulp=0,
-            first_different=None,
-        )
-    ]
-
-
-def _promise(plan: PrecisionPlan) -> str | None:
-    """The invariant by which a plan's outputs equal the baseline's bit for bit, None where there is none."""
-    options = plan.options
-    if options.recurrence != "fp32":
-        return None
-    if options.length == 1:
-        return "I1"
-    return (
-        "I2"
-        if options.readout.value == "exact_readout" and options.fold.value == "exact" and not options.split
-        else None
-    )
-
-
-def _compare(result: LockstepResult, outcome: CrossCheckOutcome | None) -> CrossCheck | None:
-    """Greatest difference of logits between the long part and the interpreted kernels, on the same tokens."""
-    if outcome is None:
-        return None
-    by_plan = {
-        name: float(np.abs(result.first_logits[name][: outcome.steps].astype(np.float64) - logits).max())
-        for name, logits in outcome.logits.items()
-    }
-    greatest = float(np.max(list(by_plan.values())))  # NaN stays NaN and is reported as null
-    return CrossCheck(steps=outcome.steps, max_abs_difference=greatest, by_plan=by_plan)
-
-
-def _bytes_record(plan: PrecisionPlan, shape: HeadShape, n_layers: int, activation_bytes: int) -> BytesRecord:
-    from driftgate.kernels.pool import StatePool
-
-    pool = StatePool(
-        shape,
-        plan.options,
-        n_slots=1,
-        n_layers=n_layers,
-        activation_dtype={2: torch.bfloat16, 4: torch.float32}[activation_bytes],
-    )
-    traffic = compute_traffic(shape, plan.options, gdn_entry(shape, plan.options, activation_bytes=activation_bytes))
-    return BytesRecord(
-        **pool.bytes_per_sequence(),
-        traffic_per_step=traffic.per_step * n_layers,
-        traffic_ratio=traffic.ratio,
-        state_ratio=traffic.state_ratio,
-    )
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
-
-
-def _device(device: torch.device) -> dict[str, Any]:
-    if device.type == "cuda":
-        return {"type": "cuda", "name": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
-    return {"type": "cpu", "name": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
-
-
-def _hash(array: np.ndarray) -> str:
-    import hashlib
-
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()

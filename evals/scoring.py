@@ -1,10 +1,13 @@
-"""From logits at the questions to items, and to the paired record of each plan and task.
+"""From logits at the questions, and from answers to prompts, to items and the paired record of each plan and task.
 
 Notable: an answer is the choice with the greatest logit after the question token, read through the plan's decode step;
 ties go to the lower token id. Questions of one stream share its state, so the stream is the unit of every interval.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +17,10 @@ from driftgate.accuracy.lockstep import BASELINE_NAME, LockstepResult
 from driftgate.accuracy.records import TaskRecord
 from driftgate.evals.tasks import Streams
 
-__all__ = ["score_items"]
+if TYPE_CHECKING:
+    from driftgate.evals.answering import Answers, BuiltTask
+
+__all__ = ["join_items", "measure_generation", "score_answers", "score_items"]
 
 LETTERS = "ABCD"
 
@@ -36,6 +42,33 @@ def score_items(
     items = pd.concat(frames, ignore_index=True)
     tasks = dict.fromkeys(q.task for q in streams.questions)
     return items, {plan: {task: paired_record(items, plan, task) for task in tasks} for plan in plans}
+
+
+def join_items(items: pd.DataFrame, answers: Mapping[str, Answers]) -> pd.DataFrame:
+    """Items of the streams with those of tasks that have prompts of their own."""
+    frames = [frame for frame in (items, *(found.items for found in answers.values())) if len(frame)]
+    return pd.concat(frames, ignore_index=True) if frames else items
+
+
+def score_answers(built: Sequence[BuiltTask], answers: Mapping[str, Answers], plan: str) -> dict[str, TaskRecord]:
+    """Paired record of one plan on each task with prompts of its own."""
+    records = {}
+    for each in built:
+        name, found = each.task.name, answers[each.task.name]
+        record = paired_record(found.items, plan, name, chance=each.task.chance)
+        record.ppl = each.task.measure_perplexity(found.prompts, found.answers, plan)
+        records[name] = record
+    return records
+
+
+def measure_generation(built: Sequence[BuiltTask], answers: Mapping[str, Answers]) -> dict[str, dict[str, Any]]:
+    """Figures of free generation by plan, of the first task that has some."""
+    for each in built:
+        found = answers[each.task.name]
+        figures = each.task.measure_generation(found.prompts, found.answers)
+        if figures:
+            return figures
+    return {}
 
 
 def _answer(streams: Streams, logits: np.ndarray, plan: str) -> pd.DataFrame:

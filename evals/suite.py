@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from driftgate.accuracy.plans import BASELINE, PrecisionPlan, Role
 from driftgate.errors import DriftgateError, EmptyRunError, InputError, UsageError, unknown_name
+from driftgate.evals.tasks import TASKS
+from driftgate.evals.tasks.item_task import TaskOptions
 
 __all__ = ["PlanEntry", "Suite", "bundled_suites", "load_suite"]
 
@@ -38,13 +40,24 @@ class Suite(BaseModel):
         model: embedded checkpoint, folder or hub id.
         plans: every plan once; the baseline always runs and is not listed.
         stream: ``tasks`` for the streams that the tasks are asked in, ``generation`` for the baseline's own
-            generation; ``auto`` takes the first for embedded checkpoints, which were trained on them.
+            generation, ``data`` for the user's text; ``auto`` takes the last where ``data`` is no task's, and else the
+            first for embedded checkpoints, which were trained on them.
+        generate: the baseline goes on from the end of each line of ``data``.
         tasks: tasks whose questions stand at the end of the streams; empty for none.
         sequences: streams.
         steps: decoded steps of each stream, prefill not counted.
         batch: streams that decode together; part of what decides the bits.
         prefill: tokens of each stream that the model prefills itself.
-        seed: of the streams and their questions.
+        seed: of the streams and their questions, of the order of options, of sampling.
+        data: file or hub id with the questions or the text of the tasks that take one.
+        mode: ``loglikelihood`` or ``generate``; None for what a task does by itself, as for all that follow.
+        prompt: name of the wording.
+        repeats: answers to each item.
+        temperature: of sampling.
+        max_new_tokens: tokens that may be generated for an answer.
+        answer_prefill: tokens of a prompt that the model prefills itself: ``none``, ``prompt`` or a number.
+        limit: items of each task with items of its own: the first of an order that the seed gives.
+        policy: bundled policy or YAML file that applies without ``--policy``; None for the default.
         cross_check_cycles: flush cycles of every plan that run through the interpreted kernels where there is no GPU.
     """
 
@@ -54,13 +67,23 @@ class Suite(BaseModel):
     title: str = ""
     model: str = "tiny-gdn"
     plans: Annotated[tuple[PlanEntry, ...], Field(min_length=1)]
-    stream: Literal["auto", "tasks", "generation"] = "auto"
+    stream: Literal["auto", "tasks", "generation", "data"] = "auto"
+    generate: bool = False
     tasks: tuple[str, ...] = ()
     sequences: Annotated[int, Field(ge=1)] = 16
     steps: int = 1024
     batch: Annotated[int, Field(ge=1)] = 16
     prefill: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    data: str | None = None
+    mode: Literal["loglikelihood", "generate"] | None = None
+    prompt: str | None = None
+    repeats: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    max_new_tokens: Annotated[int, Field(ge=1)] | None = None
+    answer_prefill: Literal["none", "prompt"] | Annotated[int, Field(ge=1)] | None = None
+    limit: Annotated[int, Field(ge=1)] | None = None
+    policy: str | None = None
     cross_check_cycles: Annotated[int, Field(ge=2)] = 2
 
     @field_validator("steps")
@@ -96,6 +119,29 @@ class Suite(BaseModel):
     def roles(self) -> dict[str, Role]:
         """Roles by canonical text."""
         return {str(entry.parsed()): Role(entry.role) for entry in self.plans}
+
+    @property
+    def stream_tasks(self) -> tuple[str, ...]:
+        """Tasks whose questions stand at the end of the streams."""
+        return tuple(name for name in self.tasks if name in TASKS)
+
+    @property
+    def item_tasks(self) -> tuple[str, ...]:
+        """Tasks with prompts of their own."""
+        return tuple(name for name in self.tasks if name not in TASKS)
+
+    def task_options(self) -> TaskOptions:
+        """What the suite says about items, as tasks take it."""
+        return TaskOptions(
+            seed=self.seed,
+            data=self.data,
+            mode=self.mode,
+            prompt=self.prompt,
+            repeats=self.repeats,
+            temperature=self.temperature,
+            max_new_tokens=self.max_new_tokens,
+            prefill=self.answer_prefill,
+        )
 
     def changed(self, **overrides: Any) -> Suite:
         """A suite with some fields replaced by flags; None leaves a field as it is.

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from driftgate.accuracy.chance import above_chance, items_above_chance
 from driftgate.accuracy.noninferiority import (
-    above_chance,
     bootstrap_interval,
     decide,
     exact_mcnemar,
@@ -316,3 +316,29 @@ class TestOtherTests:
             above_chance(0, 0, 0.25)
         with pytest.raises(ValueError, match="correct"):
             above_chance(3, 2, 0.25)
+
+    def test_single_answers_of_items_are_the_binomial_test(self):
+        assert items_above_chance([1.0] * 33 + [0.0] * 67, 0.25) == above_chance(33, 100, 0.25)
+        assert items_above_chance([1.0] * 100, 0.25) == above_chance(100, 100, 0.25)
+        assert items_above_chance([0.5] * 100, 0.25) == above_chance(50, 100, 0.25)  # no spread to go by
+
+    def test_means_over_repeats_are_students_t(self):
+        means = np.random.default_rng(0).binomial(8, 0.3, 200) / 8
+        found, test = items_above_chance(means, 0.25), stats.ttest_1samp(means, 0.25, alternative="greater")
+        assert (found.p_value, found.accuracy) == pytest.approx((test.pvalue, means.mean()), rel=1e-12)
+        assert bool(found) == (found.p_value <= 0.05) == (found.lower_95 >= 0.25)
+
+    def test_one_answer_in_many_is_above_a_chance_of_0(self):
+        assert items_above_chance([0.25] + [0.0] * 20 + [0.25] * 9, 0.0)
+        assert not items_above_chance([0.0] * 20, 0.0)
+
+    def test_guessing_items_are_above_chance_as_often_as_the_test_says(self):
+        """Items that a guesser favours at every repeat, 40 x 8: 5 % and three standard errors of 1,000 runs, 7.1 %."""
+        means = np.random.default_rng(1).beta(0.5, 1.5, (1000, 40)).round(3)
+        assert np.mean([bool(items_above_chance(m, 0.25)) for m in means]) <= 0.071
+        answers = np.random.default_rng(2).binomial(8, means).sum(axis=1)
+        assert np.mean([bool(above_chance(int(a), 320, 0.25)) for a in answers]) > 0.15
+
+    def test_above_chance_of_no_items(self):
+        with pytest.raises(EmptyRunError):
+            items_above_chance([], 0.25)

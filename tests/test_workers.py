@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from driftgate.errors import DriftgateError, InputError
-from driftgate.workers import Task, run_tasks
+from driftgate.accuracy.workers import Task, run_tasks
 
 SLEEPERS = (
-    "import time\nfrom functools import partial\nfrom driftgate.workers import Task, run_tasks\n"
+    "import time\nfrom functools import partial\nfrom driftgate.accuracy.workers import Task, run_tasks\n"
     "if __name__ == '__main__':\n"
     "    print('started', flush=True)\n"
     "    tasks = [Task(name=str(n), size=1, call=partial(time.sleep, 120 * (n > 1))) for n in range(4)]\n"

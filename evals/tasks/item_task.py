@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from driftgate.accuracy.prompts import Decoded, Prompt
+    from driftgate.accuracy.records import PerplexityRecord
 
 __all__ = ["ItemTask", "ModelText", "TaskOptions"]
 
@@ -63,7 +64,8 @@ class ModelText:
         tokenizer: its transformers tokenizer, None where the checkpoint has none.
         vocab_size: real columns of the logits.
         context: positions, None where there is no limit.
-        bos_id, eos_ids: of the checkpoint, as its config and tokenizer say.
+        bos_id: token that a text begins with, None where its tokenizer adds none.
+        eos_ids: tokens that end a text, as config and tokenizer say.
     """
 
     name: str
@@ -82,12 +84,14 @@ class ItemTask(ABC):
         version: changes whenever the same options would give other prompts or other scores.
         description: one line.
         chance: fraction that guessing gets right; 0 for free answers.
+        takes_data: ``TaskOptions.data`` holds its items; else the file is the stream of the run.
     """
 
     name: ClassVar[str]
     version: ClassVar[int]
     description: ClassVar[str]
     chance: ClassVar[float]
+    takes_data: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, options: TaskOptions, text: ModelText) -> list[Prompt]:
@@ -114,3 +118,15 @@ class ItemTask(ABC):
             ``truncated``, ``ambiguous``, ``nonfinite``), stream (int64 unit of intervals where items share a state,
             -1 where each item stands for itself).
         """
+
+    def measure_generation(
+        self, prompts: Sequence[Prompt], answers: Mapping[str, Sequence[Decoded]]
+    ) -> dict[str, dict[str, Any]]:
+        """Figures of free generation by plan, for ``free_running`` of results.json; empty where there are none."""
+        return {}
+
+    def measure_perplexity(
+        self, prompts: Sequence[Prompt], answers: Mapping[str, Sequence[Decoded]], plan: str
+    ) -> PerplexityRecord | None:
+        """Perplexity of the task's text under a plan and the baseline; None where the task has no text."""
+        return None

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from driftgate.accuracy.records import BitwiseRecord, ToleranceRecord
     from driftgate.accuracy.tolerance import ToleranceGroup
     from driftgate.accuracy.user_kernels import UserKernel
+    from driftgate.accuracy.workers import Task
     from driftgate.kernels.contract import Backend
-    from driftgate.workers import Task
 
 __all__ = ["certify"]
 
@@ -98,7 +98,7 @@ def certify(
     run on a kernel of yours. Exit code 1: bits differ or an error is above its bound.
     """
     from driftgate import cli
-    from driftgate.workers import run_tasks
+    from driftgate.accuracy.workers import run_tasks
 
     choices = _choose(device, backend, recurrence, length, number_format, seed, kernel)
     if junit is not None and not junit.absolute().parent.is_dir():
@@ -211,8 +211,8 @@ def _list_tasks(choices: Choices, found: UserKernel | None) -> tuple[list[Task],
     from driftgate.accuracy.certify import DEFAULT_LENGTHS, list_groups
     from driftgate.accuracy.tolerance import list_tolerance_groups
     from driftgate.accuracy.user_kernels import limit_groups
+    from driftgate.accuracy.workers import Task
     from driftgate.kernels.contract import Backend, Readout, Recurrence
-    from driftgate.workers import Task
 
     common: dict[str, Any] = {"backend": choices.backend}
     if choices.recurrences:

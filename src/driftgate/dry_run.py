@@ -10,12 +10,15 @@ from driftgate.memory import format_bytes
 from driftgate.run_folder import default_out
 
 if TYPE_CHECKING:
+    from driftgate.evals.answering import BuiltTask
     from driftgate.main_job import Checked
 
 __all__ = ["describe"]
 
 FLIP_RATES = (0.0, 0.02, 0.05)
 """Fractions of answers that flip when nothing is lost, for which the power is given."""
+ITEM_FLIP_RATES = (0.05, 0.1, 0.3)
+"""The same of tasks whose answers are sampled or long: with temperature a third of them may."""
 
 
 def describe(suite: str, choices: dict[str, Any], *, out: Path | None) -> dict[str, Any]:
@@ -53,18 +56,23 @@ def describe(suite: str, choices: dict[str, Any], *, out: Path | None) -> dict[s
 
 
 def _find_power(checked: Checked) -> dict[str, Any]:
-    """Questions of each task, and the chance to pass by margin and flip rate."""
+    """Questions or items of each task, and the chance to pass by margin and flip rate."""
+    margins = [c.margin for c in checked.policy.checks if c.check == "task_loss" and c.margin is not None]
+    items = {built.task.name: _item_power(built, checked, margins) for built in checked.built}
+    return _stream_power(checked, margins) | items
+
+
+def _stream_power(checked: Checked, margins: list[float]) -> dict[str, Any]:
     from driftgate.accuracy.power import power_noninferiority
     from driftgate.evals.experiment import check_tokens
     from driftgate.evals.tasks import make_streams
 
     chosen = checked.suite
-    if not chosen.tasks:
+    if not chosen.stream_tasks:
         return {}
     length = chosen.steps + chosen.prefill
-    streams = make_streams(tasks=chosen.tasks, n_sequences=chosen.sequences, length=length, seed=chosen.seed)
+    streams = make_streams(tasks=chosen.stream_tasks, n_sequences=chosen.sequences, length=length, seed=chosen.seed)
     check_tokens(streams.token_ids, vocab_size=checked.config.vocab_size, model=chosen.model)
-    margins = [c.margin for c in checked.policy.checks if c.check == "task_loss" and c.margin is not None]
     power = {}
     for task, n in Counter(q.task for q in streams.questions).items():
         each = max(1, n // chosen.sequences)
@@ -79,6 +87,30 @@ def _find_power(checked: Checked) -> dict[str, Any]:
             },
         }
     return power
+
+
+def _item_power(built: BuiltTask, checked: Checked, margins: list[float]) -> dict[str, Any]:
+    """Items are independent; their repeats are not: the power says what more of them would buy."""
+    from driftgate.accuracy.power import power_items
+
+    described = built.describe()
+    n, repeats = described["items"], max(1, described["answers"] // described["items"])
+    found, more = {}, {}
+    for margin in margins:
+        for rate in ITEM_FLIP_RATES:
+            case = f"margin {margin:g}, {rate:.0%} flips"
+            power = power_items(n, repeats, rate, margin, replicates=300)
+            found[case] = round(power.power, 2)
+            more[case] = {"80 %": power.repeats_80, "90 %": power.repeats_90}
+    longest = max(p.n_tokens for p in built.prompts)
+    return {
+        "items": n,
+        "repeats": repeats,
+        "tokens of the longest": longest,
+        "decode steps at the most": built.n_steps(checked.suite.batch),
+        "power": found,
+        "repeats for a power of": more,
+    }
 
 
 def _count(n: int, what: str) -> str:

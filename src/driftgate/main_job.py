@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from driftgate.errors import InputError, UsageError, unknown_name
 from driftgate.memory import check_memory
-from driftgate.run_folder import RunFolder, check_out, claim
+from driftgate.run_folder import RunFolder, check_out, claim, reclaim
+from driftgate.run_request import REQUEST, parse_request, read_request, refuse_changed, write_request
 
 if TYPE_CHECKING:
     from driftgate.accuracy.policy import Policy
     from driftgate.accuracy.records import RunData
+    from driftgate.evals.answering import BuiltTask
     from driftgate.evals.experiment import Experiment
     from driftgate.evals.suite import Suite
     from driftgate.kernels.contract import Backend
 
-__all__ = ["Checked", "Prepared", "check", "prepare", "run"]
+__all__ = ["Checked", "Prepared", "check", "prepare", "resume", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,8 @@ class Checked:
         config: of its language model.
         device, backend, dtype: resolved; ``dtype`` None for the checkpoint's own.
         memory: bytes that grow with the steps.
+        built: tasks with prompts of their own.
+        given: token ids of the streams that the user gave, empty where there are none.
     """
 
     suite: Suite
@@ -44,6 +48,8 @@ class Checked:
     backend: Backend
     dtype: str | None
     memory: int
+    built: tuple[BuiltTask, ...] = ()
+    given: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +72,7 @@ class Prepared:
         try:
             data = self.experiment.run(progress)
             save_run(self.out, data)
+            (self.out / REQUEST).unlink()  # the manifest says it all
             render_all(self.out)
         finally:
             self.folder.release()
@@ -89,34 +96,79 @@ def run(suite: str = "quick", *, out: str | Path, **choices: object) -> RunData:
     return prepare(suite, out=Path(out), **choices).execute()  # type: ignore[arg-type]
 
 
-def prepare(suite: str = "quick", *, out: Path, command: Sequence[str] | None = None, **choices: Any) -> Prepared:
+def prepare(
+    suite: str = "quick", *, out: Path, command: Sequence[str] | None = None, jobs: int = 1, **choices: Any
+) -> Prepared:
     """Check everything, claim the folder, load the model.
 
     Args:
         suite: bundled name or YAML file.
         out: run folder.
         command: for the manifest; None for ``sys.argv``.
+        jobs: processes that answer items.
         **choices: keyword arguments of ``check``.
     """
     checked = check(suite, out=out, **choices)
     folder = claim(out)
     try:
-        from driftgate.accuracy.models import load_model
-        from driftgate.evals.experiment import Experiment
-        from driftgate.kernels.contract import Backend
-
-        experiment = Experiment(
-            suite=checked.suite,
-            loaded=load_model(checked.folder, name=checked.suite.model, device=checked.device, dtype=checked.dtype),
-            backend=checked.backend,
-            cross_check=checked.backend is Backend.TORCH,
-            policy=checked.policy,
-            dtype=checked.dtype,
-            command=list(command if command is not None else sys.argv),
-        )
+        return _load(checked, folder, command, jobs)
     except BaseException:
         folder.release()
         raise
+
+
+def resume(out: Path, *, command: Sequence[str] | None = None, jobs: int = 1) -> Prepared:
+    """Take up a run that was interrupted: what it asked for is in its folder.
+
+    Args:
+        out: its folder.
+        command: for the manifest; None for ``sys.argv``.
+        jobs: processes that answer items; need not be as many as before.
+
+    Raises:
+        InputError: nothing to resume there, or model, versions or device are not as they were.
+    """
+    request = read_request(out)
+    suite, policy = parse_request(request, out)
+    checked = _check_parts(suite, policy, device=request["device"], backend=request["backend"], dtype=request["dtype"])
+    folder = reclaim(out)
+    try:
+        return _load(checked, folder, command, jobs, request)
+    except BaseException:
+        folder.release()
+        raise
+
+
+def _load(
+    checked: Checked, folder: RunFolder, command: Sequence[str] | None, jobs: int, request: dict[str, Any] | None = None
+) -> Prepared:
+    from driftgate.accuracy.models import load_model
+    from driftgate.evals.answer_store import AnswerStore
+    from driftgate.evals.experiment import Experiment
+    from driftgate.kernels.contract import Backend
+
+    if checked.device == "cpu":
+        import torch
+
+        torch.set_num_threads(1)  # bits depend on the number, and threads fight with the cross-check for the cores
+    loaded = load_model(checked.folder, name=checked.suite.model, device=checked.device, dtype=checked.dtype)
+    if request is None:
+        write_request(folder.path, checked, loaded)
+    else:
+        refuse_changed(folder.path, request, checked, loaded)
+    experiment = Experiment(
+        suite=checked.suite,
+        loaded=loaded,
+        backend=checked.backend,
+        cross_check=checked.backend is Backend.TORCH,
+        policy=checked.policy,
+        dtype=checked.dtype,
+        command=list(command if command is not None else sys.argv),
+        built=checked.built,
+        given=checked.given,
+        jobs=jobs,
+        store=AnswerStore(folder=folder.path / "answers"),
+    )
     return Prepared(experiment=experiment, folder=folder)
 
 
@@ -136,6 +188,15 @@ def check(
     backend: str = "auto",
     dtype: str | None = None,
     policy: str | Path | None = None,
+    data: str | None = None,
+    mode: str | None = None,
+    prompt: str | None = None,
+    repeats: int | None = None,
+    temperature: float | None = None,
+    max_new_tokens: int | None = None,
+    answer_prefill: str | int | None = None,
+    limit: int | None = None,
+    generate: bool | None = None,
 ) -> Checked:
     """Check everything that can be checked before the long part: usage first, then files, then the model.
 
@@ -149,7 +210,9 @@ def check(
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         backend: ``auto``, ``triton``, ``triton-interpret`` or ``torch``.
         dtype: ``fp32``, ``bf16``, ``fp16``, or None for the checkpoint's own.
-        policy: YAML file, None for the bundled default.
+        policy: YAML file or bundled name, None for the suite's or the default.
+        data, mode, prompt, repeats, temperature, max_new_tokens, answer_prefill, limit, generate: of items and
+            the user's text; see ``Suite``.
 
     Raises:
         DriftgateError: what does not fit; one line.
@@ -158,7 +221,9 @@ def check(
         suite,
         {
             "model": model, "plans": plans, "controls": controls, "tasks": tasks, "steps": steps,
-            "sequences": sequences, "batch": batch, "seed": seed,
+            "sequences": sequences, "batch": batch, "seed": seed, "data": data, "mode": mode, "prompt": prompt,
+            "repeats": repeats, "temperature": temperature, "max_new_tokens": max_new_tokens,
+            "answer_prefill": answer_prefill, "limit": limit, "generate": generate,
         },
     )  # fmt: skip
     if dtype not in (None, "fp32", "bf16", "fp16"):
@@ -168,18 +233,38 @@ def check(
 
     from driftgate.accuracy.policy import load_policy
 
-    rules = load_policy(policy)
-    folder = find_model(chosen.model)
+    rules = load_policy(policy if policy is not None else chosen.policy)
+    check_out(out)
+    return _check_parts(chosen, rules, device=device, backend=backend, dtype=dtype)
 
+
+def _check_parts(chosen: Suite, rules: Policy, *, device: str, backend: str, dtype: str | None) -> Checked:
+    """Model, device, prompts and memory of a suite that was chosen."""
     from driftgate.accuracy.models import check_model, resolve_device, text_config
+    from driftgate.evals.answering import build_tasks
+    from driftgate.evals.model_text import read_text
+    from driftgate.evals.stream_data import read_streams
+    from driftgate.evals.tasks import load_task
 
+    folder = find_model(chosen.model)
     device = resolve_device(device)
     way = _resolve_backend(backend, device)
-    check_out(out)
     config = text_config(check_model(folder))
+    built: tuple[BuiltTask, ...] = ()
+    given: tuple[tuple[int, ...], ...] = ()
+    text = read_text(folder, config, name=chosen.model)
+    if chosen.stream == "data":
+        length = chosen.steps + chosen.prefill
+        given = tuple(
+            read_streams(Path(str(chosen.data)), text, n=chosen.sequences, length=length, generate=chosen.generate)
+        )
+    if chosen.item_tasks:
+        tasks = [load_task(name) for name in chosen.item_tasks]
+        options = {name: chosen.task_options() for name in chosen.item_tasks}
+        built = build_tasks(tasks, options, text, limit=chosen.limit)  # type: ignore[arg-type]
     return Checked(
         suite=chosen, policy=rules, folder=folder, config=config, device=device, backend=way, dtype=dtype,
-        memory=check_memory(chosen, config, device=device, dtype=dtype),
+        memory=check_memory(chosen, config, device=device, dtype=dtype), built=built, given=given,
     )  # fmt: skip
 
 
@@ -207,18 +292,17 @@ def choose_suite(suite: str, choices: Mapping[str, Any]) -> Suite:
 
     Args:
         suite: bundled name or YAML file.
-        choices: model, plans, controls, tasks, steps, sequences, batch, seed as ``check`` takes them; others are
-            left alone.
+        choices: as ``check`` takes them; those that are no field of a suite are left alone.
 
     Raises:
         DriftgateError: a name, plan or size that does not fit.
     """
-    from driftgate.evals.suite import load_suite, merge_plans
+    from driftgate.evals.suite import Suite, load_suite, merge_plans
     from driftgate.evals.tasks import load_task
     from driftgate.evals.tasks.build import make_layout
 
     loaded = load_suite(suite)
-    fields = {name: choices.get(name) for name in ("model", "steps", "sequences", "batch", "seed")}
+    fields = {name: choices.get(name) for name in Suite.model_fields if name not in ("plans", "tasks", "policy")}
     tasks = choices.get("tasks")
     chosen = loaded.changed(
         **fields,
@@ -227,21 +311,33 @@ def choose_suite(suite: str, choices: Mapping[str, Any]) -> Suite:
     )
     for name in chosen.tasks:
         load_task(name)
-    chosen = _choose_stream(chosen, asked=bool(tasks))
+    chosen = _choose_stream(chosen, asked=bool(tasks and chosen.stream_tasks))
     if chosen.stream == "tasks":
         make_layout(chosen.steps + chosen.prefill)
     return chosen
 
 
 def _choose_stream(suite: Suite, *, asked: bool) -> Suite:
-    """Task streams for embedded checkpoints and where tasks are asked for, else the baseline's own generation."""
+    """Task streams for embedded checkpoints and where their tasks are asked for, else the baseline's own generation."""
     from driftgate.evals.checkpoints import find_checkpoint
 
     if suite.stream != "auto":
         return suite
+    if suite.data is not None and not any(_takes_data(name) for name in suite.item_tasks):
+        if asked:
+            raise UsageError(f"--data and task {suite.stream_tasks[0]}: its questions stand in streams of their own")
+        return suite.changed(stream="data", tasks=suite.item_tasks)
+    if suite.generate:
+        raise UsageError("--generate goes on from the lines of a JSONL file; give --data FILE")
     if asked or find_checkpoint(suite.model) is not None:
         return suite.changed(stream="tasks")
-    return suite.changed(stream="generation", tasks=())
+    return suite.changed(stream="generation", tasks=suite.item_tasks)
+
+
+def _takes_data(task: str) -> bool:
+    from driftgate.evals.tasks import load_task
+
+    return bool(getattr(load_task(task), "takes_data", False))
 
 
 def find_model(name: str) -> Path:

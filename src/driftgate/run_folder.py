@@ -1,7 +1,8 @@
 """The folder that a run writes: looked at before anything is spent, then claimed, so that two runs never share it.
 
-Notable: the claim is a file that only one process can create (``O_EXCL``). It lies in the folder until the run has
-written everything, and goes with a run that is refused or fails; so do folders that were made for it and stayed empty.
+Notable: the claim is a file that only one process can create (``O_EXCL``) and that names it. It lies in the folder
+until the run has written everything, and goes with a run that is refused or fails; so do folders that were made for it
+and stayed empty.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import datetime
 import os
 import secrets
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from driftgate.errors import InputError
+from driftgate.run_request import REQUEST
 
-__all__ = ["CLAIM", "RunFolder", "check_out", "claim", "default_out"]
+__all__ = ["CLAIM", "RunFolder", "check_out", "claim", "default_out", "reclaim"]
 
 CLAIM = ".driftgate-run"
 
@@ -32,8 +35,10 @@ class RunFolder:
     made: tuple[Path, ...]
 
     def release(self) -> None:
-        """End the claim, and remove what was made for it where nothing was written."""
+        """End the claim, and remove what was made for it where nothing was measured."""
         (self.path / CLAIM).unlink(missing_ok=True)
+        if {p.name for p in self.path.iterdir()} == {REQUEST}:
+            (self.path / REQUEST).unlink()
         _remove_empty(self.made)
 
 
@@ -71,7 +76,7 @@ def claim(out: Path) -> RunFolder:
     try:
         made = tuple(p for p in (out, *out.parents) if not p.exists())
         out.mkdir(parents=True, exist_ok=True)
-        (out / CLAIM).touch(exist_ok=False)
+        _write_claim(out)
     except FileExistsError as error:
         _refuse_taken(out)
         raise _in_use(out) from error
@@ -87,6 +92,45 @@ def claim(out: Path) -> RunFolder:
     return folder
 
 
+def reclaim(out: Path) -> RunFolder:
+    """Take over the folder of a run that was interrupted.
+
+    Raises:
+        InputError: the run is still going on, or the folder cannot be written.
+    """
+    try:
+        owner = (out / CLAIM).read_text(encoding="utf-8").split()
+        if len(owner) == 2 and owner[1] == socket.gethostname() and _is_alive(int(owner[0])):
+            raise InputError(f"{out} belongs to a run that is still going on (process {owner[0]}); wait for it")
+        (out / CLAIM).unlink()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot take over {out}: {error}") from error
+    try:
+        _write_claim(out)
+    except FileExistsError as error:
+        raise _in_use(out) from error
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    return RunFolder(path=out, made=())
+
+
+def _write_claim(out: Path) -> None:
+    with open(out / CLAIM, "x", encoding="utf-8") as file:
+        file.write(f"{os.getpid()} {socket.gethostname()}\n")
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def _refuse_taken(out: Path, *, own: bool = False) -> None:
     """Raise where the folder is a file or holds something; ``own``: the claim in it is ours."""
     if not out.is_dir():
@@ -96,13 +140,15 @@ def _refuse_taken(out: Path, *, own: bool = False) -> None:
         raise _in_use(out)
     others = [name for name in names if name != CLAIM]
     if others:
+        if REQUEST in others and "results.json" not in others:
+            raise InputError(f"output folder {out} holds an interrupted run; give --resume {out}, or another --out")
         kind = "another run" if "results.json" in others else f"other files ({others[0]})"
         raise InputError(f"output folder {out} holds {kind}; choose another --out")
 
 
 def _in_use(out: Path) -> InputError:
     return InputError(
-        f"output folder {out} belongs to another run that is still going on (or was killed: then delete the folder); "
+        f"output folder {out} belongs to another run that is still going on (or was killed: then give --resume); "
         "choose another --out"
     )
 

@@ -1,0 +1,160 @@
+"""Parts of a run's records that need no policy: bits of the lock step, backends against each other, bytes, versions."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+
+from driftgate.accuracy.crosscheck import CrossCheckOutcome
+from driftgate.accuracy.lockstep import LockstepResult
+from driftgate.accuracy.plans import PrecisionPlan
+from driftgate.accuracy.records import BitwiseRecord, BytesRecord, CrossCheck
+from driftgate.kernels.contract import HeadShape, Recurrence
+from driftgate.kernels.traffic import compute_traffic, entry_bytes
+
+__all__ = [
+    "answers_bitwise", "bytes_record", "compare_backends", "describe_device", "hash_array", "interpreted_again",
+    "lockstep_bitwise", "read_versions",
+]  # fmt: skip
+
+_PACKAGES = ("driftgate", "torch", "triton", "transformers", "numpy", "scipy", "safetensors", "tokenizers")
+
+
+def lockstep_bitwise(
+    result: LockstepResult, plans: dict[str, PrecisionPlan], recurrence: Recurrence
+) -> list[BitwiseRecord]:
+    """Bits of logits over the whole lock step: the baseline against itself, and plans that must equal it."""
+    records = [
+        BitwiseRecord(
+            invariant="A/A",
+            recurrence=recurrence.value,
+            case={"where": "logits and layer outputs of every lock-step step", "compared": result.n_logits},
+            equal=result.again is None,
+            n_different=0 if result.again is None else 1,
+            max_ulp=0,
+            first_different=None if result.again is None else {"step": result.again.step, "layer": result.again.layer},
+        )
+    ]
+    for name, plan in plans.items():
+        invariant = _promise(plan)
+        if invariant is not None:
+            different = result.different_logits[name]
+            records.append(
+                BitwiseRecord(
+                    invariant=invariant,
+                    recurrence=recurrence.value,
+                    case={"plan": name, "where": "logits of every lock-step step", "compared": result.n_logits},
+                    equal=different == 0,
+                    n_different=different,
+                    max_ulp=0,
+                    first_different=None,
+                )
+            )
+    return records
+
+
+def interpreted_again(outcome: CrossCheckOutcome | None, recurrence: Recurrence) -> list[BitwiseRecord]:
+    """The baseline against itself in the interpreted kernels."""
+    if outcome is None:
+        return []
+    return [
+        BitwiseRecord(
+            invariant="A/A",
+            recurrence=recurrence.value,
+            case={"where": "logits and layer outputs of the interpreted cross-check", "steps": outcome.steps},
+            equal=outcome.again_equal,
+            n_different=0 if outcome.again_equal else 1,
+            max_ulp=0,
+            first_different=None,
+        )
+    ]
+
+
+def answers_bitwise(task: str, *, equal: bool, n_steps: int, recurrence: Recurrence) -> BitwiseRecord:
+    """The baseline against itself while the items of a task were answered."""
+    return BitwiseRecord(
+        invariant="A/A",
+        recurrence=recurrence.value,
+        case={"where": f"logits of every step of task {task}", "steps": n_steps},
+        equal=equal,
+        n_different=0 if equal else 1,
+        max_ulp=0,
+        first_different=None,
+    )
+
+
+def _promise(plan: PrecisionPlan) -> str | None:
+    """The invariant by which a plan's outputs equal the baseline's bit for bit, None where there is none."""
+    options = plan.options
+    if options.recurrence != "fp32":
+        return None
+    if options.length == 1:
+        return "I1"
+    return (
+        "I2"
+        if options.readout.value == "exact_readout" and options.fold.value == "exact" and not options.split
+        else None
+    )
+
+
+def compare_backends(result: LockstepResult, outcome: CrossCheckOutcome | None) -> CrossCheck | None:
+    """Greatest difference of logits between the long part and the interpreted kernels, on the same tokens."""
+    if outcome is None:
+        return None
+    by_plan = {
+        name: float(np.abs(result.first_logits[name][: outcome.steps].astype(np.float64) - logits).max())
+        for name, logits in outcome.logits.items()
+    }
+    greatest = float(np.max(list(by_plan.values())))  # NaN stays NaN and is reported as null
+    return CrossCheck(steps=outcome.steps, max_abs_difference=greatest, by_plan=by_plan)
+
+
+def bytes_record(
+    plan: PrecisionPlan, recurrence: Recurrence, shape: HeadShape, n_layers: int, activation_bytes: int
+) -> BytesRecord:
+    """Bytes and ideal traffic of a plan on a model."""
+    from driftgate.kernels.pool import StatePool
+
+    pool = StatePool(
+        shape,
+        plan.options,
+        recurrence=recurrence,
+        n_slots=1,
+        n_layers=n_layers,
+        activation_dtype={2: torch.bfloat16, 4: torch.float32}[activation_bytes],
+    )
+    traffic = compute_traffic(shape, plan.options, entry_bytes(recurrence, shape, plan.options, activation_bytes))
+    return BytesRecord(
+        **pool.bytes_per_sequence(),
+        traffic_per_step=traffic.per_step * n_layers,
+        traffic_ratio=traffic.ratio,
+        state_ratio=traffic.state_ratio,
+    )
+
+
+def read_versions() -> dict[str, str]:
+    """Versions of what a run's figures depend on."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def describe_device(device: torch.device) -> dict[str, Any]:
+    """The device, as far as figures depend on it."""
+    if device.type == "cuda":
+        return {"type": "cuda", "name": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+    return {"type": "cpu", "name": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
+
+
+def hash_array(array: np.ndarray) -> str:
+    """sha256 of an array's bytes."""
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()

@@ -1,0 +1,120 @@
+"""``driftgate run``: the main job, from the command line to its summary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from driftgate.console import EXIT_OF_VERDICT, AsJson, PolicyFile, Quiet, progress, show, write
+from driftgate.errors import EmptyRunError, UsageError
+
+if TYPE_CHECKING:
+    from driftgate.accuracy.records import RunData
+
+__all__ = ["run"]
+
+
+def run(
+    suite: Annotated[str, typer.Argument(help="Bundled suite or YAML file.")] = "quick",
+    model: Annotated[str | None, typer.Option(help="Embedded checkpoint or folder.")] = None,
+    plan: Annotated[list[str] | None, typer.Option(help="Plan, e.g. nvfp4/fp32@16; repeatable.")] = None,
+    control: Annotated[list[str] | None, typer.Option(help="Plan that is expected to drift; repeatable.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Task, or none; repeatable.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Decoded steps of each stream.")] = None,
+    sequences: Annotated[int | None, typer.Option(min=1, help="Streams.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Streams that decode together.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of streams and questions.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, triton, triton-interpret or torch.")] = "auto",
+    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16; default as stored.")] = None,
+    data: Annotated[str | None, typer.Option(help="Questions of a task, or text to stream: a file.")] = None,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="The baseline goes on from each line of --data.")
+    ] = False,
+    mode: Annotated[str | None, typer.Option(help="loglikelihood or generate.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Wording of the prompts.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Answers to each item.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="Of sampling; 0 is greedy.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens that an answer may have.")] = None,
+    prefill: Annotated[str | None, typer.Option(help="Of each prompt, by the model: none, prompt or a number.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Items of each task.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that answer items.")] = 1,
+    resume: Annotated[Path | None, typer.Option(help="Folder of an interrupted run to take up.")] = None,
+    policy: PolicyFile = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/SUITE-TIME-RANDOM.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bar.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and the power of its tasks.")] = False,
+) -> None:
+    """Measure plans beside the FP32 baseline, decide, and write a report."""
+    from driftgate.main_job import prepare
+    from driftgate.main_job import resume as take_up
+    from driftgate.run_folder import default_out
+
+    if steps is not None and steps < 1:
+        raise EmptyRunError(f"--steps {steps}: no step would be decoded; give 1 or more")
+    tasks = None if task is None else [t for t in task if t != "none"]
+    choices = {
+        "model": model, "plans": plan or [], "controls": control or [], "tasks": tasks, "steps": steps,
+        "sequences": sequences, "batch": batch, "seed": seed, "dtype": dtype, "policy": policy, "data": data,
+        "mode": mode, "prompt": prompt, "repeats": repeats, "temperature": temperature,
+        "max_new_tokens": max_new_tokens, "answer_prefill": prefill, "limit": limit,
+        "generate": generate or None,
+    }  # fmt: skip
+    if resume is not None and (dry_run or out is not None or any(v not in (None, []) for v in choices.values())):
+        raise UsageError("--resume takes up a run as it was asked for; leave the other options out")
+    choices |= {"device": device, "backend": backend}
+    if dry_run:
+        _print_dry_run(suite, choices, out, as_json=as_json)
+        return
+    if resume is not None:
+        prepared = take_up(resume, jobs=jobs)
+    else:
+        prepared = prepare(suite, out=out or default_out(suite), jobs=jobs, **choices)  # type: ignore[arg-type]
+    with progress(
+        "decode",
+        prepared.experiment.n_steps,
+        not (quiet or as_json or no_progress),
+        then="cross-check and statistics",
+    ) as advance:
+        data = prepared.execute(advance)
+    if as_json:
+        write(data.results.model_dump_json(indent=1) + "\n")
+    elif not quiet:
+        _print_summary(data, prepared.out)
+    raise typer.Exit(EXIT_OF_VERDICT[data.results.verdict])
+
+
+def _print_summary(data: RunData, folder: Path) -> None:
+    from driftgate.reports.tables import run_lines, summary_table, tasks_table
+
+    answers = tasks_table(data)
+    tables: list[Table | str] = [summary_table(data), ""] if answers is None else [summary_table(data), "", answers, ""]
+    show(*tables, *run_lines(data), f"report: {folder / 'report.html'}")
+
+
+def _print_dry_run(suite: str, choices: dict[str, object], out: Path | None, *, as_json: bool) -> None:
+    from driftgate.dry_run import describe
+
+    described = describe(suite, choices, out=out)
+    if as_json:
+        write(json.dumps(described, indent=1) + "\n")
+        return
+    lines = [
+        f"{key}: {', '.join(value) if isinstance(value, list) else value}"
+        for key, value in described.items()
+        if key != "tasks"
+    ]
+    for task, facts in described["tasks"].items():
+        asked = ", ".join(f"{value} {name}" for name, value in facts.items() if not isinstance(value, dict))
+        lines.append(f"{task}: {asked}")
+        for case, power in facts["power"].items():
+            needed = facts.get("repeats for a power of", {}).get(case, {})
+            more = ", ".join(f"{chance} with {n or 'no number of'} repeats" for chance, n in needed.items())
+            lines.append(f"  a plan that loses nothing passes: {power:.0%} at {case}" + (f"; {more}" if more else ""))
+    show(*lines)
