@@ -117,8 +117,8 @@ def list_groups(
         backend: CUDA Graphs are replayed on ``triton`` alone; elsewhere that question is absent, not passed.
         recurrences, shapes, lengths, formats, invariants: what to certify. The first shape takes every length, the
             others 1 and the middle one.
-        recorded: with it, its own shape and activation type, Gated DeltaNet alone, and questions that random inputs
-            answer no better.
+        recorded: with it, its own recurrence, shape and activation type, and questions that random inputs answer no
+            better.
 
     Raises:
         EmptyRunError: there is none.
@@ -130,7 +130,8 @@ def list_groups(
     names = tuple(dict.fromkeys(get_format(name).name for name in formats))
     kinds: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     if recorded is not None:
-        recurrences, shapes, kinds = (Recurrence.GDN,), (recorded.shape,), (recorded.inputs[0][0].q.dtype,)
+        recurrences, shapes = (recorded.recurrence,), (recorded.shape,)
+        kinds = (recorded.inputs[0][0].values.dtype,)
     ordered = sorted(set(lengths))
 
     def is_asked(case: Case) -> bool:

@@ -73,14 +73,14 @@ def certify(
 
     Args:
         backend: which code takes the steps; with ``implementation`` only its name in the records.
-        recurrences: whose kernels; with ``implementation`` one.
+        recurrences: whose kernels; with ``implementation`` one; not used with ``recorded``.
         shapes: heads of the random cases, the first with every length, the others with 1 and the middle one; not used
             with ``recorded``.
         lengths: values of L.
         formats: formats of checkpoints and copies, by name.
         invariants: names from ``INVARIANTS``.
-        recorded: inputs of a checkpoint's layers (Gated DeltaNet) instead of random ones; up to three layers, each a
-            row of the batch; I1, I2, I3 and I7 alone.
+        recorded: inputs of a checkpoint's layers instead of random ones; up to three layers, each a row of the batch
+            (Mamba-2: one layer, twice); its own recurrence; I1, I2, I3 and I7 alone.
         seed: of the random inputs and states.
         device: where everything runs.
         progress: called with the number of new records after each group; ``count_cases`` says how many there will be.

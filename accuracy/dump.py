@@ -26,6 +26,8 @@ from driftgate.kernels.contract import Backend, Recurrence
 if TYPE_CHECKING:
     import numpy as np
 
+    from driftgate.accuracy.adapters.decode_functions import StepInputs
+
 __all__ = ["SCHEMA_VERSION", "Dump", "DumpRecorder", "LayerDump", "load_dump", "record", "save_dump"]
 
 SCHEMA_VERSION = 1
@@ -281,20 +283,21 @@ def record(
         raise ValueError(f"token_ids: expected {prefill} + {steps} tokens or more, got {token_ids.shape[1]}")
     n = len(token_ids)
     with wrap(model, ["baseline"], n_sequences=n, backend=backend) as wrapped:
-        recurrence = Recurrence(wrapped.family.recurrence)
+        recurrence = wrapped.family.recurrence
         kept = DumpRecorder(steps=steps, model=name, recorder="driftgate record", start=prefill)
         pool = wrapped.blocks[0].pool
         tokens = torch.from_numpy(token_ids).to(pool.device)
 
-        def observe(layer: int, inputs: Any, _out: torch.Tensor) -> None:
-            streams = {key: getattr(inputs, key)[:n] for key in recurrence.inputs}
-            kept.add(wrapped.layer_indices[layer], streams)
+        def observe(layer: int, inputs: StepInputs, _out: torch.Tensor) -> None:
+            index, own = wrapped.layer_indices[layer], inputs.take_rows(slice(0, n))
+            if kept.is_new(index):
+                kept.start_layer(index, recurrence, states[layer], constants=own.constants)
+            kept.add(index, own.streams)
 
         wrapped.observers.append(observe)
         wrapped.prefill(tokens[:, :prefill])
         slots = torch.arange(n, device=pool.device)
-        for layer, index in enumerate(wrapped.layer_indices):
-            kept.start_layer(index, recurrence, pool.checkpoint.read(layer, slots))
+        states = [pool.checkpoint.read(layer, slots) for layer in range(wrapped.n_layers)]
         for position in range(prefill, prefill + steps):
             wrapped.step(tokens[:, position])
             if progress is not None:

@@ -18,7 +18,7 @@ from driftgate.accuracy.adapters.families import find_family
 from driftgate.accuracy.adapters.hooks import quiet_transformers
 from driftgate.errors import InputError, UsageError
 
-__all__ = ["LoadedModel", "check_model", "hash_file", "load_model", "resolve_device"]
+__all__ = ["LoadedModel", "check_model", "hash_file", "load_model", "load_tokenizer", "resolve_device"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -74,11 +74,13 @@ def load_model(folder: Path, *, name: str, device: str, dtype: str | None = None
         InputError: something in the folder is missing, cut short, not covered, disagrees with the config, or NaN.
     """
     parsed = check_model(folder)
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
+    # some families have a multimodal class alone; of those with both, the text class
+    home: Any = AutoModelForCausalLM if type(parsed) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
     with quiet_transformers(), warnings.catch_warnings(action="ignore"):
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(
+            model, info = home.from_pretrained(
                 folder,
                 dtype="auto" if dtype is None else DTYPES[dtype],
                 attn_implementation="eager",
@@ -89,7 +91,7 @@ def load_model(folder: Path, *, name: str, device: str, dtype: str | None = None
         except Exception as error:  # a config can make the constructors raise anything, AssertionError among it
             raise InputError(f"{folder}: weights do not fit config.json: {_one_line(error)}") from error
         _check_loaded(folder, info)
-        tokenizer = _load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
     for key, weight in model.named_parameters():
         if not bool(torch.isfinite(weight).all()):
             raise InputError(f"{folder}: weight {key} holds NaN or infinity; the checkpoint is damaged, fetch it again")
@@ -129,9 +131,8 @@ def check_model(folder: Path) -> Any:
             parsed = AutoConfig.from_pretrained(folder, local_files_only=True)
         except (ValueError, KeyError, TypeError, AttributeError, OSError, StrictDataclassError) as error:
             raise InputError(f"{folder}/config.json: {_one_line(error)}") from error
-    find_family(parsed)
     text = text_config(parsed)
-    if "linear_attention" not in (getattr(text, "layer_types", None) or ()):
+    if not find_family(parsed).has_recurrence(parsed):
         raise InputError(f"{folder}: the checkpoint has no recurrent layer (no linear_attention); nothing to measure")
     pad = getattr(text, "pad_token_id", None)
     if isinstance(pad, int) and not -text.vocab_size <= pad < text.vocab_size:
@@ -216,7 +217,7 @@ def _check_loaded(folder: Path, info: dict[str, Any]) -> None:
         raise InputError(f"{folder}: the weight files hold {key}, which config.json leaves out; fetch both again")
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a checkpoint, None where it has none."""
     from transformers import AutoTokenizer
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from driftgate.accuracy.adapters.families import StepInputs
-from driftgate.accuracy.adapters.wrapping import WrappedModel, take_rows
+from driftgate.accuracy.adapters.decode_functions import StepInputs
+from driftgate.accuracy.adapters.wrapping import WrappedModel
 from driftgate.accuracy.metrics.state_error import relative_error
-from driftgate.kernels.contract import HeadShape, ReplayOptions
+from driftgate.kernels.contract import HeadShape, Recurrence, ReplayOptions
 
 __all__ = ["InputRecorder", "RecordedInputs", "StateObserver", "StateSums"]
 
@@ -74,7 +74,7 @@ class StateObserver:
         """After a layer's step of all rows."""
         if not self.plans:
             return
-        own = take_rows(inputs, self.rows)
+        own = inputs.take_rows(self.rows)
         expected = self.model.run_kernel(own, self.shadow, layer, self.slots)
         self._add("output_error", slice(None), layer, relative_error(out[self.rows], expected, (-1,)))
         if not any(self.flushing):
@@ -136,11 +136,13 @@ class RecordedInputs:
     """Inputs of the recurrent layers for the baseline's first sequence.
 
     Attributes:
+        recurrence: whose inputs they are.
         shape: heads.
         inputs: [layer][step], each with leading axis 1.
         initial: [n_layers, HV, d_v, d_k] float32, states before the first recorded step.
     """
 
+    recurrence: Recurrence
     shape: HeadShape
     inputs: list[list[StepInputs]]
     initial: torch.Tensor
@@ -163,12 +165,16 @@ class InputRecorder:
     def observe(self, layer: int, inputs: StepInputs, _out: torch.Tensor) -> None:
         """After a layer's step of all rows."""
         if len(self.inputs[layer]) < self.steps:
-            one = take_rows(inputs, slice(0, 1))
-            kept = {name: getattr(one, name).detach().clone().cpu() for name in ("q", "k", "v", "g", "beta")}
-            self.inputs[layer].append(StepInputs(**kept))
+            one = inputs.take_rows(slice(0, 1))
+            streams, constants = (
+                {name: x.detach().clone().cpu() for name, x in part.items()} for part in (one.streams, one.constants)
+            )
+            self.inputs[layer].append(StepInputs(streams=streams, constants=constants))
 
     def recorded(self) -> RecordedInputs | None:
         """None where nothing was asked for."""
         if self.initial is None:
             return None
-        return RecordedInputs(shape=self.model.shape, inputs=self.inputs, initial=self.initial)
+        return RecordedInputs(
+            recurrence=self.model.family.recurrence, shape=self.model.shape, inputs=self.inputs, initial=self.initial
+        )

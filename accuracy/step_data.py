@@ -166,7 +166,7 @@ def draw_inputs(
     Delta rule: q, k, v are normal; g is -10^u, u uniform, from -1e-3 to -0.2, one in eight is 0; beta is uniform in
     (0, 1). Row 0 meets g = -inf at step 1 (a document boundary) and beta = 0 at step 2, in its first head.
     Mamba-2: x, B, C, z, D are normal; dt is log-uniform from 1e-3 to 0.1, A uniform from -16 to -1. Row 0 meets
-    dt = 128 at step 1 (exp(A·dt) is 0: the state is forgotten) and dt = 0 at step 2, in its first head.
+    dt = 128 and x/128 at step 1 (exp(A·dt) is 0: the state is forgotten) and dt = 0 at step 2, in its first head.
 
     Args:
         shape: heads.
@@ -205,7 +205,8 @@ def draw_inputs(
         streams = {name: normal(*dims) for name, dims in (("x", values), ("B", keys), ("C", keys), ("z", values))}
         dt = log_uniform(1e-3, 0.1, *heads)
         if n_steps > 1:
-            dt[1, 0, 0] = 128.0  # FP16 holds what is then added
+            dt[1, 0, 0] = 128.0
+            streams["x"][1, 0, 0] /= 128  # so that dt·x is as large as elsewhere, and errors are not hidden behind it
         if n_steps > 2:
             dt[2, 0, 0] = 0.0
         gated = {"dt": dt}
@@ -220,6 +221,8 @@ def draw_inputs(
 def replay_recorded(recorded: RecordedInputs, *, n_steps: int, device: torch.device | str = "cpu") -> StepData:
     """Recorded steps: up to three layers, spread over the model, are the rows; one layer alone is there twice.
 
+    Layers of Mamba-2 have constants of their own, which a batch shares: there the first layer alone is taken.
+
     Args:
         recorded: inputs and first states.
         n_steps: steps wanted; fewer if fewer were recorded.
@@ -232,16 +235,18 @@ def replay_recorded(recorded: RecordedInputs, *, n_steps: int, device: torch.dev
     n_steps = min([n_steps, *(len(steps) for steps in recorded.inputs)])
     if not n_layers or not n_steps:
         raise EmptyRunError("no recorded steps to certify on; record at least one step of one layer")
+    constants = recorded.inputs[0][0].constants
+    n_layers = 1 if constants else n_layers
     n_rows = min(3, max(2, n_layers))
     layers = [round(row * (n_layers - 1) / (n_rows - 1)) for row in range(n_rows)]
     streams = {
         name: torch.stack(
-            [torch.cat([getattr(recorded.inputs[layer][t], name) for layer in layers]) for t in range(n_steps)]
+            [torch.cat([recorded.inputs[layer][t].streams[name] for layer in layers]) for t in range(n_steps)]
         )
-        for name in ("q", "k", "v", "g", "beta")
+        for name in recorded.inputs[0][0].streams
     }
     states = recorded.initial[[*layers, layers[0], layers[-1]]]
-    return _lay_out(Recurrence.GDN, recorded.shape, streams, {}, states, device)
+    return _lay_out(recorded.recurrence, recorded.shape, streams, constants, states, device)
 
 
 def _lay_out(

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from driftgate.accuracy.adapters import FAMILIES, find_family, hooks, wrap
-from driftgate.accuracy.adapters.families import Family
+from driftgate.accuracy.adapters import find_family, hooks, wrap
 from driftgate.accuracy.adapters.wrapping import ROW_MULTIPLE, Block, WrappedModel
 from driftgate.accuracy.plans import PrecisionPlan
 from driftgate.errors import InputError
@@ -202,8 +201,8 @@ def test_the_models_own_state_is_not_read_while_it_decodes_here(tiny_model, toke
         true = decode_wrapped(wrapped, token_ids[:, :12], prefill=2)
         wrapped.prefill(token_ids[:, :2])
         for index in wrapped.layer_indices:
-            wrapped._cache.layers[index].recurrent_states[0] = torch.tensor(torch.nan).expand(
-                wrapped._cache.layers[index].recurrent_states[0].shape
+            wrapped._rows.cache.layers[index].recurrent_states[0] = torch.tensor(torch.nan).expand(
+                wrapped._rows.cache.layers[index].recurrent_states[0].shape
             )
         poisoned = torch.stack([wrapped.step(token_ids[:, p]).clone() for p in range(2, 12)], dim=2)
     assert torch.equal(poisoned, true)
@@ -236,6 +235,20 @@ def test_layers_and_shape_are_those_of_the_checkpoint(tiny_model):
     assert wrapped.n_rows % ROW_MULTIPLE == 0
 
 
+def test_a_layer_that_takes_another_path_is_an_error(tiny_model, token_ids):
+    with make_wrapped(tiny_model) as wrapped:
+        wrapped.prefill(token_ids[:, :2])
+        wrapped.step(token_ids[:, 2])
+        wrapped._layers_done = 0
+        first = wrapped._hook._mixers[0]
+        forward, first.forward = first.forward, lambda hidden_states, **_: torch.zeros_like(hidden_states)
+        try:
+            with pytest.raises(RuntimeError, match="1 of 2 recurrent layers went through driftgate's kernels"):
+                wrapped.step(token_ids[:, 3])
+        finally:
+            first.forward = forward
+
+
 def test_a_step_before_the_prefill_is_refused(tiny_model, token_ids):
     with make_wrapped(tiny_model) as wrapped, pytest.raises(RuntimeError, match="call prefill before step"):
         wrapped.step(token_ids[:, 0])
@@ -255,7 +268,7 @@ def test_a_model_without_recurrent_layers_is_refused(make_model):
 def test_an_unknown_family_lists_those_that_are_covered():
     from transformers import LlamaConfig
 
-    with pytest.raises(InputError, match=r"'llama' has no recurrent layers .* covered: qwen3_5, qwen3_5_text"):
+    with pytest.raises(InputError, match=r"'llama' has no recurrent layers .* covered: bamba, .* qwen3_5_text"):
         find_family(LlamaConfig())
 
 
@@ -268,9 +281,59 @@ def test_a_composite_model_is_known_by_its_text_part():
         find_family(LlavaConfig())
 
 
-def test_families_are_records_that_name_real_modules():
-    find_family(type("Config", (), {"model_type": "qwen3_5_text"})())
-    for name, family in FAMILIES.items():
-        assert isinstance(family, Family)
-        assert family.name == name
-        assert hasattr(sys.modules[family.module], family.function)
+LENGTHS = (5, 9, 2)
+
+
+def decode_padded(wrapped: WrappedModel, token_ids: torch.Tensor, *, filler: int) -> torch.Tensor:
+    """Prompts of LENGTHS tokens, then 20 more tokens of each row; logits [blocks, sequences, steps, vocab]."""
+    width = max(LENGTHS)
+    prompts = torch.full((SEQUENCES, width), filler)
+    for row, n in enumerate(LENGTHS):
+        prompts[row, width - n :] = token_ids[row, :n]
+    first = wrapped.prefill(prompts, lengths=torch.tensor(LENGTHS))
+    steps = [wrapped.step(torch.stack([token_ids[r, n + t] for r, n in enumerate(LENGTHS)])) for t in range(20)]
+    return torch.stack([first.expand(len(wrapped.blocks), -1, -1), *(s.clone() for s in steps)], dim=2)
+
+
+def test_unequal_prompts_decode_as_each_alone(tiny_model, token_ids):
+    plans = ("baseline", "fp32@5+track=4")
+    with make_wrapped(tiny_model, *plans) as wrapped:
+        together = decode_padded(wrapped, token_ids, filler=7)
+        assert wrapped.blocks[1].pool.tokens[:SEQUENCES].tolist() == [n + 20 for n in LENGTHS]
+        assert torch.equal(decode_padded(wrapped, token_ids, filler=11), together)
+    for row, n in enumerate(LENGTHS):
+        with make_wrapped(tiny_model, *plans, n_sequences=1) as wrapped:
+            first = wrapped.prefill(token_ids[row : row + 1, :n])
+            steps = [wrapped.step(token_ids[row : row + 1, n + t])[:, 0].clone() for t in range(20)]
+        alone = torch.stack([first.expand(2, -1), *steps], dim=1)
+        assert (together[:, row] - alone).abs().max() <= TOLERANCE
+
+
+def test_track_and_random_draws_count_the_tokens_of_their_own_row(tiny_model, token_ids):
+    plan = "fp8@4+sr+track=6"
+    with make_wrapped(tiny_model, plan) as wrapped:
+        decode_padded(wrapped, token_ids, filler=7)
+        pool = wrapped.blocks[0].pool
+        cursors, tokens = pool.cursor[:SEQUENCES].tolist(), pool.noise(0, torch.arange(SEQUENCES)).tokens.tolist()
+    expected = []
+    for n in LENGTHS:
+        cursor = 0
+        for seen in range(n + 1, n + 21):
+            cursor = 0 if cursor == 3 or seen % 6 == 0 else cursor + 1
+        expected.append(cursor)
+    assert (cursors, tokens) == (expected, [n + 20 for n in LENGTHS])
+
+
+def test_lengths_that_are_all_the_width_change_no_bit(tiny_model, token_ids):
+    with make_wrapped(tiny_model, "baseline", "nvfp4@4") as wrapped:
+        plain = decode_wrapped(wrapped, token_ids[:, :12], prefill=5)
+        first = wrapped.prefill(token_ids[:, :5], lengths=torch.full((SEQUENCES,), 5))
+        steps = [wrapped.step(token_ids[:, p]).clone() for p in range(5, 12)]
+        assert torch.equal(first, wrapped.prefill(token_ids[:, :5]))
+    assert torch.equal(torch.stack(steps, dim=2), plain)
+
+
+@pytest.mark.parametrize("lengths", [[5, 0, 2], [5, 6, 2], [5, 5]])
+def test_lengths_that_do_not_fit_are_refused(tiny_model, token_ids, lengths):
+    with make_wrapped(tiny_model) as wrapped, pytest.raises(ValueError, match=r"lengths: expected 3 numbers from 1 to"):
+        wrapped.prefill(token_ids[:, :5], lengths=torch.tensor(lengths))

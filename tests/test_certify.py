@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from driftgate.accuracy import certify, repeats
-from driftgate.accuracy.adapters.families import StepInputs
+from driftgate.accuracy.adapters.decode_functions import StepInputs
 from driftgate.accuracy.bits import BitTally, ulp_distance
 from driftgate.accuracy.cases import INVARIANTS, Check
 from driftgate.accuracy.certify import DEFAULT_SHAPES, count_cases, list_groups, run_group
@@ -247,10 +247,11 @@ def test_a_choice_that_cannot_be_run_is_an_error(name: str) -> None:
 def record_inputs(n_layers: int, n_steps: int) -> RecordedInputs:
     layers = [draw_inputs(SMALL, torch.bfloat16, n_rows=1, n_steps=n_steps, seed=layer) for layer in range(n_layers)]
     inputs = [
-        [StepInputs(**{name: x[:1] for name, x in data.inputs(t).items()}) for t in range(n_steps)] for data in layers
+        [StepInputs(streams={name: x[:1] for name, x in data.inputs(t).items()}) for t in range(n_steps)]
+        for data in layers
     ]
     initial = torch.stack([data.states[data.slots[0]] for data in layers])
-    return RecordedInputs(shape=SMALL, inputs=inputs, initial=initial)
+    return RecordedInputs(recurrence=Recurrence.GDN, shape=SMALL, inputs=inputs, initial=initial)
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 5])

@@ -321,9 +321,10 @@ def test_recorded_inputs_are_the_baselines_first_sequence(result, tiny_model, to
     for mine, theirs in zip(result.recorded.inputs, other.inputs, strict=True):
         assert len(mine) == 6
         for a, b in zip(mine, theirs, strict=True):
-            assert all(torch.equal(getattr(a, k), getattr(b, k)) for k in ("q", "k", "v", "g", "beta"))
-            assert (a.q.shape, a.v.shape, a.g.shape) == ((1, 2, 16), (1, 4, 16), (1, 4))
-            assert a.g.dtype == a.beta.dtype == torch.float32
+            assert list(a.streams) == ["q", "k", "v", "g", "beta"]
+            assert all(torch.equal(x, b.streams[name]) for name, x in a.streams.items())
+            assert [a.streams[name].shape for name in "qvg"] == [(1, 2, 16), (1, 4, 16), (1, 4)]
+            assert a.streams["g"].dtype == a.streams["beta"].dtype == torch.float32
 
 
 def test_nothing_is_recorded_unless_asked_for(tiny_model, token_ids):

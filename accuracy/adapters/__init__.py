@@ -1,6 +1,6 @@
 """Model families of transformers: which function takes a decode step, and how its arguments read.
 
-One file a family, found through ``FAMILIES``. ``wrap`` (in ``accuracy.wrapping``) is what callers use.
+One file a family, found through ``FAMILIES``. ``wrap`` (in ``wrapping.py``) is what callers use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["FAMILIES", "Family", "StepInputs", "find_family", "wrap"]
 _HOMES = {
     "FAMILIES": "driftgate.accuracy.adapters.families",
     "Family": "driftgate.accuracy.adapters.families",
-    "StepInputs": "driftgate.accuracy.adapters.families",
+    "StepInputs": "driftgate.accuracy.adapters.decode_functions",
     "find_family": "driftgate.accuracy.adapters.families",
     "wrap": "driftgate.accuracy.adapters.wrapping",
 }

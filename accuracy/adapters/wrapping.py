@@ -7,7 +7,6 @@ start from the same prefill.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,11 +14,13 @@ from typing import Any
 
 import torch
 
-from driftgate.accuracy.adapters.families import Family, StepInputs, find_family
+from driftgate.accuracy.adapters.decode_functions import StepInputs
+from driftgate.accuracy.adapters.families import Family, find_family
 from driftgate.accuracy.adapters.hooks import DecodeHook, quiet_transformers
+from driftgate.accuracy.adapters.model_rows import ModelRows
 from driftgate.accuracy.plans import PrecisionPlan
 from driftgate.errors import InputError, UsageError
-from driftgate.kernels.contract import Backend, Dot, HeadShape, ReplayOptions
+from driftgate.kernels.contract import Backend, Dot, HeadShape, Recurrence, ReplayOptions
 from driftgate.kernels.pool import StatePool
 
 __all__ = ["Block", "WrappedModel", "wrap"]
@@ -56,6 +57,7 @@ def wrap(
     n_sequences: int = 1,
     backend: Backend | str = Backend.TORCH,
     seed: int = 0,
+    mimic: bool = False,
 ) -> WrappedModel:
     """Swap the decode step of a transformers model's recurrent layers, one block of rows per plan.
 
@@ -65,17 +67,23 @@ def wrap(
         n_sequences: sequences of one batch, the same for every plan.
         backend: which code takes the decode steps.
         seed: of plans with stochastic rounding.
+        mimic: take Mamba-2 steps with transformers' own roundings (dt, dt·B and the state that is read, in the model's
+            type) in place of driftgate's kernels: a BF16 model then decodes to the bit as it does unwrapped, which
+            proves the wiring. Baseline alone.
 
     Returns:
         A context manager; inside it the model decodes through driftgate, after it the model is as before.
 
     Raises:
         InputError: the family is not covered, or the model has no recurrent layer.
-        UsageError: a plan text that does not parse, or a plan with speculative windows: a model decodes single tokens.
+        UsageError: a plan text that does not parse, a plan with speculative windows (a model decodes single tokens), or
+            ``mimic`` with another plan than the baseline or where transformers' decode step is FP32 inside.
     """
-    family = find_family(model.config)  # type: ignore[arg-type]
+    family = find_family(model.config)
     blocks = [plan if isinstance(plan, Block) else _block(plan) for plan in plans]
-    return WrappedModel(model, family, blocks, n_sequences=n_sequences, backend=Backend(backend), seed=seed)
+    return WrappedModel(
+        model, family, blocks, n_sequences=n_sequences, backend=Backend(backend), seed=seed, mimic=mimic
+    )
 
 
 def _block(plan: str | PrecisionPlan) -> Block:
@@ -103,6 +111,7 @@ class WrappedModel:
         n_sequences: int,
         backend: Backend,
         seed: int = 0,
+        mimic: bool = False,
     ) -> None:
         windows = [block.name for block in blocks if block.options.window]
         if windows:
@@ -114,21 +123,29 @@ class WrappedModel:
             raise InputError(
                 f"plan {products[0]!r}: TF32 needs tensor cores; run it on a GPU, or take +dot=ieee or bf16"
             )
+        if mimic and (family.decode.mimic is None or any(block.options != ReplayOptions() for block in blocks)):
+            raise UsageError(
+                f"mimic: for the baseline of Mamba-2 models alone, got {family.recurrence.value} and plans "
+                f"{[block.name for block in blocks]}; leave it out"
+            )
         mixers = family.find_mixers(model)
         if not mixers:
             raise InputError(f"the model has no recurrent layer of family {family.name}; nothing to measure")
         shapes = {family.head_shape(mixer) for mixer in mixers}
         if len(shapes) > 1:
             raise InputError(f"recurrent layers of different head shapes are not covered: {shapes}")
-        self.model, self.family, self.backend, self.seed = model, family, backend, seed
+        self.model, self.family, self.backend, self.seed, self.mimic = model, family, backend, seed, mimic
         self.shape: HeadShape = shapes.pop()
         self.blocks, self.n_sequences, self.n_layers = blocks, n_sequences, len(mixers)
         self.layer_indices = [int(m.layer_idx) for m in mixers]
-        self.device, self.dtype = model.device, model.dtype  # type: ignore[attr-defined]
+        self.device: torch.device = model.device  # type: ignore[assignment]
+        self.dtype: torch.dtype = model.dtype  # type: ignore[assignment]
         self.observers: list[Observer] = []
         self.kernel_calls = 0
+        self._constants: list[dict[str, torch.Tensor]] = [{} for _ in mixers]
+        self._layers_done = 0
         self._kernels = _kernels(family.recurrence, backend)
-        self._hook = DecodeHook(family.module, family.function, mixers, self._decode)
+        self._hook = DecodeHook(family.module, family.decode.name, mixers, self._decode)
         self._slots = torch.arange(n_sequences, dtype=torch.int32, device=self.device)
         for i, block in enumerate(blocks):
             block.rows = slice(i * n_sequences, (i + 1) * n_sequences)
@@ -136,9 +153,8 @@ class WrappedModel:
         used = len(blocks) * n_sequences
         self.n_rows = -(-used // ROW_MULTIPLE) * ROW_MULTIPLE
         self._row_sequence = torch.arange(self.n_rows, device=self.device) % n_sequences
-        self._cache: Any = None
-        self._position = torch.zeros(0)
-        self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self._rows = ModelRows(model, family, mixers, row_sequence=self._row_sequence)
+        self._ids = self._slots.long()
 
     def __enter__(self) -> WrappedModel:
         with ExitStack() as stack:
@@ -149,13 +165,14 @@ class WrappedModel:
 
     def __exit__(self, *_: object) -> None:
         self._entered.close()
-        self._cache = None
+        self._rows.cache = None
 
     def make_pool(self, options: ReplayOptions, *, n_slots: int) -> StatePool:
         """A pool of this model's shape on its device."""
         pool = StatePool(
             self.shape,
             options,
+            recurrence=self.family.recurrence,
             n_slots=n_slots,
             n_layers=self.n_layers,
             activation_dtype=self.dtype,
@@ -167,36 +184,31 @@ class WrappedModel:
         return pool
 
     @torch.no_grad()
-    def prefill(self, token_ids: torch.Tensor, *, sequences: torch.Tensor | None = None) -> torch.Tensor:
+    def prefill(
+        self, token_ids: torch.Tensor, *, lengths: torch.Tensor | None = None, sequences: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Run the model's own prefill once and start every block from it.
 
         Args:
-            token_ids: [n_sequences, T] int64, T >= 1, all of the same length.
+            token_ids: [n_sequences, T] int64, T >= 1. A shorter row lies at the right; in front of it is any token.
+            lengths: [n_sequences] int64, real tokens of each row, 1 to T; None for T in all.
             sequences: [n_sequences] int64 ids, which name the draws of stochastic rounding; None for 0, 1, …
 
         Returns:
             Logits after the last token [n_sequences, vocab].
+
+        Raises:
+            InputError: transformers would let padded tokens change a row of this model.
+            ValueError: another number of sequences, or a length outside 1 to T.
         """
-        n, length = token_ids.shape
+        n, width = token_ids.shape
         if n != self.n_sequences:
             raise ValueError(f"token_ids: expected {self.n_sequences} sequences, got {n}")
-        positions = torch.arange(length, device=self.device).expand(n, -1)
-        out = self.model(input_ids=token_ids, position_ids=positions, use_cache=True, logits_to_keep=1)
-        self._cache = out["cache" if "cache" in out else "past_key_values"]
-        ids = self._slots.long() if sequences is None else sequences.to(self.device)
-        for block in self.blocks:
-            block.pool.start(self._slots, tokens=length, sequences=ids)
-        for layer, index in enumerate(self.layer_indices):
-            states = self._cache.layers[index].recurrent_states[0].transpose(-1, -2).float()
-            for block in self.blocks:
-                block.pool.write(layer, self._slots.long(), states)
-        self._cache.reorder_cache(self._row_sequence)
-        for index in self.layer_indices:
-            # the model's own copy is never read again: one element seen with the shape of all rows
-            own = self._cache.layers[index].recurrent_states
-            own[0] = torch.zeros((), dtype=own[0].dtype, device=self.device).expand(own[0].shape)
-        self._position = torch.full((self.n_rows, 1), length, dtype=torch.long, device=self.device)
-        return out.logits[:, -1]  # type: ignore[no-any-return]
+        lengths = self._check_lengths(lengths, width)
+        logits = self._rows.prefill(token_ids, lengths)
+        self._ids = self._slots.long() if sequences is None else sequences.to(self.device)
+        self._take_states([lengths] * len(self.blocks))
+        return logits
 
     @torch.no_grad()
     def step(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -207,18 +219,75 @@ class WrappedModel:
 
         Returns:
             Logits [n_blocks, n_sequences, vocab], a view.
+
+        Raises:
+            RuntimeError: before a prefill, or a recurrent layer decoded without driftgate.
         """
-        if self._cache is None:
-            raise RuntimeError("call prefill before step")
-        rows = token_ids[self._row_sequence] if token_ids.ndim == 1 else self._spread(token_ids)
-        out = self.model(
-            input_ids=rows[:, None], position_ids=self._position, use_cache=True, **{self._cache_name: self._cache}
-        )
-        self._position += 1
+        out = self._continue(token_ids[..., None])
+        if self._layers_done != self.n_layers:
+            done = f"{self._layers_done} of {self.n_layers} recurrent layers" if self._layers_done else "no decode step"
+            raise RuntimeError(
+                f"{done} went through driftgate's kernels: the model took another path; load it without hub kernels"
+            )
         for block in self.blocks:
             block.pool.advance(self._slots)
-        used = len(self.blocks) * self.n_sequences
-        return out.logits[:used, -1].view(len(self.blocks), self.n_sequences, -1)  # type: ignore[no-any-return]
+        return out
+
+    @torch.no_grad()
+    def extend(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Feed several tokens per sequence in one forward, as a prompt's continuation, through the model's own prefill.
+
+        Every block's buffer is folded into its checkpoint first, and the model starts from what the checkpoint reads
+        back as; afterwards the blocks start from the model's states, with empty buffers.
+
+        Args:
+            token_ids: [n_sequences, T] int64, or [n_blocks, n_sequences, T]; T >= 1, one token is a ``step``.
+
+        Returns:
+            Logits after the last token [n_blocks, n_sequences, vocab], a view.
+        """
+        if token_ids.shape[-1] == 1:
+            return self.step(token_ids[..., 0])
+        tokens = [block.pool.tokens[self._slots.long()] + token_ids.shape[-1] for block in self.blocks]
+        errors = [block.pool.error.clone() for block in self.blocks]
+        self._give_states()
+        out = self._continue(token_ids)
+        self._take_states(tokens)
+        for block, error in zip(self.blocks, errors, strict=True):
+            block.pool.error.copy_(error)  # a state that was not finite stays known
+        return out
+
+    def _continue(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """A forward of all rows behind what they have seen: token_ids [..., n_sequences, T] as ``extend`` has them."""
+        self._layers_done = 0
+        logits = self._rows.feed(
+            token_ids[self._row_sequence] if token_ids.ndim == 2 else self._spread(token_ids.flatten(0, 1))
+        )
+        return logits[: len(self.blocks) * self.n_sequences].view(len(self.blocks), self.n_sequences, -1)
+
+    def _take_states(self, tokens: Sequence[torch.Tensor]) -> None:
+        """Start every block from the model's states; tokens: [n_sequences] seen so far, of each block."""
+        for block, seen in zip(self.blocks, tokens, strict=True):
+            block.pool.start(self._slots, tokens=seen, sequences=self._ids)
+        for layer in range(self.n_layers):
+            states = self._rows.take_state(layer)
+            for block in self.blocks:
+                block.pool.write(layer, self._slots.long(), states[block.rows])
+
+    def _give_states(self) -> None:
+        """Fold every block and give its states to the model, which then goes on from them."""
+        for block in self.blocks:
+            self._kernels.flush_now(block.pool, self._slots, **self._fold_constants())
+        for layer in range(self.n_layers):
+            states = [block.pool.checkpoint.read(layer, self._slots.long()) for block in self.blocks]
+            self._rows.give_state(layer, self._spread(torch.cat(states)))
+
+    def _fold_constants(self) -> dict[str, torch.Tensor]:
+        """What ``flush_now`` needs of all layers: known from their first step on, and till then nothing is buffered."""
+        if self.family.recurrence.delta_rule:
+            return {}
+        none = torch.zeros(self.shape.value_heads, device=self.device)
+        return {"A": torch.stack([constants.get("A", none) for constants in self._constants])}
 
     def run_kernel(
         self, inputs: StepInputs, pool: StatePool, layer: int, slots: torch.Tensor, *, alternative: bool = False
@@ -227,33 +296,42 @@ class WrappedModel:
         take = self._kernels.decode_step if pool.options.step_by_step else self._kernels.replay_step
         extra = {"alternative": True} if alternative else {}
         self.kernel_calls += 1
-        return take(  # type: ignore[no-any-return]
-            inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, pool=pool, layer=layer, slots=slots, **extra
-        )
+        return take(**inputs.arguments(), pool=pool, layer=layer, slots=slots, **extra)  # type: ignore[no-any-return]
 
-    def _spread(self, token_ids: torch.Tensor) -> torch.Tensor:
-        flat = token_ids.reshape(-1)
-        return torch.cat((flat, flat[:1].expand(self.n_rows - len(flat))))
+    def _check_lengths(self, lengths: torch.Tensor | None, width: int) -> torch.Tensor:
+        """Real tokens of each row [n_sequences] int64, on the model's device."""
+        if lengths is None:
+            return torch.full((self.n_sequences,), width, dtype=torch.int64, device=self.device)
+        if tuple(lengths.shape) != (self.n_sequences,) or not bool(((lengths >= 1) & (lengths <= width)).all()):
+            raise ValueError(f"lengths: expected {self.n_sequences} numbers from 1 to {width}, got {lengths.tolist()}")
+        return lengths.to(self.device, torch.int64)
 
-    def _decode(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What replaces the family's decode function: [rows, 1, HV, d_v] and the untouched state of the cache."""
-        inputs = self.family.read_step(*args, shape=self.shape, **kwargs)
-        out = torch.zeros_like(inputs.v)
+    def _spread(self, used: torch.Tensor) -> torch.Tensor:
+        """What the blocks' rows have, [n_blocks × n_sequences, ...], for all rows: the padding is the first again."""
+        return torch.cat((used, used[:1].expand(self.n_rows - len(used), *used.shape[1:])))
+
+    def _decode(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What replaces the family's decode function; it leaves the state of the model's cache as it is."""
+        function = self.family.decode
+        inputs = function.read(*args, shape=self.shape, **kwargs)
+        self._constants[layer] = dict(inputs.constants)
+        out = torch.zeros_like(inputs.values)
         for block in self.blocks:
-            part = take_rows(inputs, block.rows)
-            out[block.rows] = self.run_kernel(part, block.pool, layer, self._slots, alternative=block.alternative)
+            if function.mimic is not None and self.mimic:
+                state = block.pool.checkpoint.read(layer, self._slots.long())
+                out[block.rows], state = function.mimic(state, block.rows, *args[1:], **kwargs)
+                block.pool.write(layer, self._slots.long(), state)
+            else:
+                part = inputs.take_rows(block.rows)
+                out[block.rows] = self.run_kernel(part, block.pool, layer, self._slots, alternative=block.alternative)
         for observe in self.observers:
             observe(layer, inputs, out)
-        return out[:, None], kwargs["initial_state"]
+        self._layers_done += 1
+        return function.answer(out, args, kwargs)
 
 
-def take_rows(inputs: StepInputs, rows: slice | torch.Tensor) -> StepInputs:
-    """Some rows of a step's inputs."""
-    return StepInputs(q=inputs.q[rows], k=inputs.k[rows], v=inputs.v[rows], g=inputs.g[rows], beta=inputs.beta[rows])
-
-
-def _kernels(recurrence: str, backend: Backend) -> Any:
+def _kernels(recurrence: Recurrence, backend: Backend) -> Any:
     """The module of a recurrence's step functions on a backend."""
     from importlib import import_module
 
-    return import_module(f"driftgate.kernels.{recurrence}").implementation(backend)
+    return import_module(f"driftgate.kernels.{recurrence.value}").implementation(backend)

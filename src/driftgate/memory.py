@@ -24,6 +24,8 @@ STEP_BYTES, CELL_BYTES, ROW_BYTES = 10_000, 72, 140
 _FIXED_BLOCKS = 3
 """Blocks of rows beside those of the plans: the baseline, itself again, another launch."""
 _ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}
+_WITHOUT_KEYS = ("linear_attention", "moe", "mlp")
+"""Kinds of layers without attention."""
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -40,12 +42,21 @@ def needed_memory(suite: Suite, config: Any, *, device: str = "cpu", dtype: str 
     rows = min(suite.batch, suite.sequences) * (plans + _FIXED_BLOCKS)
     batches = -(-suite.sequences // suite.batch)
     item = _ITEM_BYTES.get(dtype or str(getattr(config, "dtype", "")).removeprefix("torch."), 4)
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    layers = sum(kind == "full_attention" for kind in config.layer_types)
-    cache = 4 * layers * config.num_key_value_heads * head * item * rows * length  # K, V; each copied as it grows
+    cache = 4 * _kept_keys(config) * item * rows * length  # K, V; each copied as it grows
     figures = batches * suite.steps * (STEP_BYTES + CELL_BYTES * rows)
     frame = ROW_BYTES * plans * suite.sequences * suite.steps
     return int(STREAM_BYTES * suite.sequences * length + cache * (device == "cpu") + figures + frame)
+
+
+def _kept_keys(config: Any) -> int:
+    """Key elements that the attention layers of a model keep of a token, 0 where it has none."""
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    layers = sum(kind not in _WITHOUT_KEYS for kind in kinds)
+    if not layers:
+        return 0
+    heads: int = config.num_attention_heads
+    head: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return layers * (getattr(config, "num_key_value_heads", None) or heads) * head
 
 
 def available_memory() -> int | None:

@@ -21,6 +21,16 @@ def list_models() -> Rows:
     return rows
 
 
+def list_families() -> Rows:
+    """Model families."""
+    from driftgate.accuracy.adapters.families import load_families
+
+    return [
+        {"family": f.name, "recurrence": f.recurrence.value, "model_type": ", ".join(f.model_types)}
+        for f in load_families().values()
+    ]
+
+
 def list_plans() -> Rows:
     """Plans of the bundled suites, with their state traffic on a 128 x 128 head."""
     from driftgate.accuracy.plans import PrecisionPlan
@@ -43,10 +53,12 @@ def list_plans() -> Rows:
 
 def list_tasks() -> Rows:
     """Tasks."""
-    from driftgate.evals.tasks import TASKS
+    from driftgate.evals.tasks import list_tasks as names
+    from driftgate.evals.tasks import load_task
 
     return [
-        {"task": name, "version": t.version, "chance": t.chance, "what": t.description} for name, t in TASKS.items()
+        {"task": t.name, "version": t.version, "chance": t.chance, "what": t.description}
+        for t in map(load_task, names())
     ]
 
 
@@ -73,6 +85,7 @@ def list_suites() -> Rows:
 
 CATALOGUES: dict[str, Callable[[], Rows]] = {
     "models": list_models,
+    "families": list_families,
     "plans": list_plans,
     "tasks": list_tasks,
     "formats": list_formats,
