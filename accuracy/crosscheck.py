@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from driftgate.accuracy.plans import PrecisionPlan
-from driftgate.accuracy.records import BitwiseRecord
+from driftgate.accuracy.records import BitwiseRecord, ToleranceRecord
 from driftgate.kernels.contract import Backend
 from driftgate.quant.formats import FORMATS
 
@@ -45,6 +45,7 @@ class CrossCheckOutcome:
         steps: decoded steps of each plan.
         logits: by plan and for the baseline, [steps, vocab] of the first sequence.
         bitwise: invariants under the interpreter, on the checkpoint's own shapes.
+        tolerance: errors against FP64 of the same kernels, on small heads.
         again_equal: whether the baseline equalled itself there.
         seconds: wall time of the child.
     """
@@ -52,6 +53,7 @@ class CrossCheckOutcome:
     steps: int
     logits: dict[str, np.ndarray]
     bitwise: list[BitwiseRecord]
+    tolerance: list[ToleranceRecord]
     again_equal: bool
     seconds: float
 
@@ -123,6 +125,7 @@ class CrossCheckJob:
             steps=report["steps"],
             logits=logits,
             bitwise=[BitwiseRecord(**record) for record in report["bitwise"]],
+            tolerance=[ToleranceRecord(**record) for record in report["tolerance"]],
             again_equal=report["again_equal"],
             seconds=report["seconds"],
         )
@@ -176,6 +179,7 @@ def _main(path: Path) -> None:
     from driftgate.accuracy.certify import certify
     from driftgate.accuracy.lockstep import LockstepRunner
     from driftgate.accuracy.models import load_model
+    from driftgate.accuracy.run_tolerance import measure_run_tolerance
 
     started = time.monotonic()
     torch.set_num_threads(1)
@@ -196,12 +200,16 @@ def _main(path: Path) -> None:
     result = runner.run(tokens, record_steps=steps, keep_logits=steps)
     assert result.recorded is not None
     bitwise = certify(backend=Backend.TRITON_INTERPRET, recorded=shorten(result.recorded), **certified(plans))
+    tolerance = measure_run_tolerance(
+        plans, recurrence=result.recorded.recurrence, backend=Backend.TRITON_INTERPRET, seed=job["seed"]
+    )
     names = list(result.first_logits)
     np.savez(path / "logits.npz", **{f"plan{i}": result.first_logits[n] for i, n in enumerate(names)})
     report = {
         "names": names,
         "steps": steps,
         "bitwise": [record.model_dump() for record in bitwise],
+        "tolerance": [record.model_dump() for record in tolerance],
         "again_equal": result.again is None,
         "seconds": time.monotonic() - started,
     }

@@ -40,7 +40,7 @@ def decide(data: RunData, policy: Policy) -> None:
     candidates = {n: p for n, p in results.plans.items() if p.role == "candidate"}
     tasks = {name: record.tasks for name, record in candidates.items()}
     blind = _blind_controls(data)
-    verdicts = _check_bitwise(data, policy) + _check_backends(data)
+    verdicts = _check_bitwise(data, policy) + _check_backends(data) + _check_tolerance(data)
     if not candidates:
         verdicts.append(record_verdict(BASELINE, "plans", "inconclusive", "no_candidates: the run has controls only"))
     verdicts += find_unmatched(policy, candidates, {task for by in tasks.values() for task in by})
@@ -136,6 +136,22 @@ def _check_backends(data: RunData) -> list[VerdictRecord]:
     worst = max(d for d in differences.values() if d is not None)
     reason = "twins and interpreted Triton kernels agree on the same tokens where the state is FP32"
     return [record_verdict(BASELINE, "cross_check", "pass", reason, value=worst, limit=limit)]
+
+
+def _check_tolerance(data: RunData) -> list[VerdictRecord]:
+    """The second rung: where bits cannot be compared, every element keeps its derived bound; no policy can waive it."""
+    records = data.results.tolerance
+    if not records:
+        return []
+    outside = [r for r in records if not r.within or r.error is None]
+    shares = [r.error / r.bound for r in records if r.error is not None and r.bound > 0]
+    worst = max(shares, default=0.0)
+    if outside:
+        where = f"{outside[0].recurrence} {outside[0].case.get('plan')}: {outside[0].what}"
+        reason = f"{len(outside)} of {len(records)} cases are outside their bound against FP64, the first is {where}"
+        return [record_verdict(BASELINE, "tolerance", "fail", reason, value=worst, limit=1.0)]
+    reason = f"all {len(records)} cases are inside their derived bound against FP64"
+    return [record_verdict(BASELINE, "tolerance", "pass", reason, value=worst, limit=1.0)]
 
 
 def _blind_controls(data: RunData) -> list[str]:

@@ -2,7 +2,8 @@
 
 Notable: the FP64 side knows neither buffers nor flushes and is never set to what a kernel stored, so errors that
 baseline and replay share show here, and so does what builds up. Outputs are compared at every step, states at flushes.
-Bounds are derived in ``bounds.py`` from the magnitudes of the FP64 side, by row and head.
+Bounds are derived in ``running_bounds.py`` and follow the FP64 side. ``scale`` of a record, the greatest FP64 result,
+turns errors and bounds into relative ones.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Literal
 
 import torch
 
-from driftgate.accuracy.bounds import bound_dot, bound_output, bound_state
 from driftgate.accuracy.cases import FORCED_AT
 from driftgate.accuracy.certify import DEFAULT_RECURRENCES, DEFAULT_SHAPES, find_kernels
 from driftgate.accuracy.plan_run import Kernels, PlanRun
 from driftgate.accuracy.plans import PrecisionPlan
 from driftgate.accuracy.records import ToleranceRecord
+from driftgate.accuracy.running_bounds import ExactStep, RunningBounds, bound_elements
 from driftgate.accuracy.step_data import StepData, draw_inputs
 from driftgate.errors import EmptyRunError, UsageError
 from driftgate.kernels.contract import Backend, Dot, HeadShape, Readout, Recurrence, ReplayOptions
@@ -38,17 +39,27 @@ _FOLDED_AT = 3
 
 @dataclass(frozen=True, kw_only=True)
 class ToleranceGroup:
-    """Plans fp32@L that run the same binary: one recurrence, shape, activation type and readout."""
+    """Plans fp32@L that run the same binary: one recurrence, shape, activation type and readout.
+
+    Attributes:
+        n_rows: live rows.
+        cycles: natural flush cycles of each run, at the least.
+        natural_only: leave out the runs with forced flushes.
+    """
 
     recurrence: Recurrence
     shape: HeadShape
     activation: torch.dtype
     plans: tuple[ReplayOptions, ...]
+    n_rows: int = 3
+    cycles: int = 2
+    natural_only: bool = False
 
     @property
     def runs(self) -> list[tuple[ReplayOptions, bool]]:
         """Plans, and whether flushes are forced on them; at L = 1 all steps flush by themselves."""
-        return [(plan, forced) for plan in self.plans for forced in (False, True) if not (forced and plan.length == 1)]
+        forced = [False] if self.natural_only else [False, True]
+        return [(plan, force) for plan in self.plans for force in forced if not (force and plan.length == 1)]
 
     @property
     def n_records(self) -> int:
@@ -163,8 +174,9 @@ def run_tolerance_group(
     records = []
     for plan, forced in group.runs:
         data = draw_inputs(
-            group.shape, group.activation, n_rows=3, n_steps=2 * plan.length + max(FORCED_AT.values()) + 1, seed=seed,
-            recurrence=group.recurrence, device=device,
+            group.shape, group.activation, n_rows=group.n_rows,
+            n_steps=group.cycles * plan.length + max(FORCED_AT.values()) + 1, seed=seed, recurrence=group.recurrence,
+            device=device,
         )  # fmt: skip
         case = _describe(group, plan, forced=forced, n_steps=data.n_steps) | {"backend": backend.value, "seed": seed}
         for what, found in _compare(kernels, plan, data, forced=forced).items():
@@ -177,6 +189,8 @@ def run_tolerance_group(
                     what=what,
                     error=found.error,
                     bound=found.bound,
+                    scale=found.scale,
+                    greatest_error=found.greatest,
                     within=found.ratio <= 1.0,
                 )
             )
@@ -202,12 +216,14 @@ def _describe(group: ToleranceGroup, plan: ReplayOptions, *, forced: bool, n_ste
 
 @dataclass(kw_only=True)
 class _Worst:
-    """The element that comes nearest to its bound."""
+    """The element that comes nearest to its bound, the greatest error and the greatest result."""
 
     n_compared: int = 0
     ratio: float = 0.0
     error: float = 0.0
     bound: float = 0.0
+    greatest: float = 0.0
+    scale: float = 0.0
 
     def add(self, expected: torch.Tensor, got: torch.Tensor, bound: torch.Tensor) -> None:
         """Compare float64 [rows, HV, ...] with bounds that broadcast to it."""
@@ -219,67 +235,63 @@ class _Worst:
         at = int(ratio.argmax())
         if self.bound == 0.0 or float(ratio.flatten()[at]) > self.ratio:
             self.ratio, self.error, self.bound = (float(x.flatten()[at]) for x in (ratio, error, bound))
+        self.greatest = max(float(error.nan_to_num(nan=torch.inf).max()), self.greatest)
+        self.scale = max(float(expected.abs().max()), self.scale)
 
 
 class _Exact:
-    """The live rows of the data in FP64, with the magnitudes that bounds need, [live rows, HV]."""
+    """The live rows of the data in FP64, and the bounds that go along with them."""
 
-    def __init__(self, data: StepData, slots: torch.Tensor) -> None:
+    def __init__(self, data: StepData, slots: torch.Tensor, plan: ReplayOptions) -> None:
         self.data = data
         self.step_once = import_module(f"driftgate.kernels.{data.recurrence.value}.reference").step
         self.state = data.states[slots].double()
-        self.greatest = self.state.norm(dim=-1).amax(-1)
-        self.added = torch.zeros_like(self.greatest)
+        self.bounds = RunningBounds(self.state, delta_rule=data.recurrence.delta_rule, dot=plan.dot)
 
-    def step(self, t: int) -> torch.Tensor:
-        """Output [live rows, HV, d_v]; ``state`` is then S_t."""
-        data, group = self.data, self.data.shape.group
+    def step(self, t: int) -> tuple[torch.Tensor, Callable[[list[int]], torch.Tensor]]:
+        """Output [live rows, HV, d_v], and what bounds it once it is known which rows flushed; call that once."""
+        data = self.data
         x = {name: stream[t, data.live_rows].double() for name, stream in data.streams.items()}
         if data.recurrence.delta_rule:
             q, k, v, g, beta = normalise(x["q"]) * data.shape.d_k**-0.5, normalise(x["k"]), x["v"], x["g"], x["beta"]
         else:
             q, v, beta = x["C"], x["x"], x["dt"]
             k, g = x["B"], data.constants["A"].double() * beta
-        q, k = (y.repeat_interleave(group, dim=1) for y in (q, k))
+        q, k = (y.repeat_interleave(data.shape.group, dim=1) for y in (q, k))
         if not data.recurrence.delta_rule:
             k = beta[..., None] * k
-        self.state, u = self.step_once(self.state, k, v, g, beta)
-        self.greatest = torch.maximum(self.greatest, self.state.norm(dim=-1).amax(-1))
-        self.added = torch.maximum(self.added, u.abs().amax(-1) * k.norm(dim=-1))
-        self.queries = q.norm(dim=-1)
+        before = self.state
+        self.state, u = self.step_once(before, k, v, g, beta)
+        decays = g if data.recurrence.channel_decay else g[..., None]
+        taken = ExactStep(before=before, after=self.state, q=q, k=k, u=u, g=decays, beta=beta)
         out = contract(self.state, q)
-        self.skip = torch.zeros_like(self.greatest)
-        self.gates = None
+        skip, z = None, x.get("z")
         if "D" in data.constants:
-            D = data.constants["D"].double()
-            out, self.skip = out + D[:, None] * v, D.abs() * v.abs().amax(-1)
-        if "z" in x:
-            out, self.gates = out * torch.nn.functional.silu(x["z"]), x["z"].abs().amax(-1, keepdim=True)
-        return out
+            skip = data.constants["D"].double()[:, None] * v
+            out = out + skip
+        if z is not None:
+            out = out * torch.nn.functional.silu(z)
+
+        def bound(flushed: list[int]) -> torch.Tensor:
+            read = self.bounds.take(taken, flushed)
+            return bound_elements(out, activation=data.activation, read=read, skip=skip, z=z)
+
+        return out, bound
 
 
 def _compare(kernels: Kernels, plan: ReplayOptions, data: StepData, *, forced: bool) -> dict[Compared, _Worst]:
     """One plan against FP64."""
     run = PlanRun(kernels, plan, data, forced_at=FORCED_AT if forced else {})
-    exact = _Exact(data, run.slots)
+    exact = _Exact(data, run.slots, plan)
     worst: dict[Compared, _Worst] = {"output": _Worst(), "state": _Worst()}
     for t in range(data.n_steps):
-        expected = exact.step(t)
-        found = torch.tensor(run.cursor, device=run.slots.device)  # entries that each row's step finds
+        expected, bound = exact.step(t)
         got, flushed = run.step(t)
-        found[flushed] = 0
-        n, d_k = int(found.max()) + 1, data.shape.d_k
-        of_state = bound_state(t + 1, d_k, exact.greatest)
-        buffered = exact.greatest + n * exact.added
-        of_readout = bound_state(n, d_k, buffered) + bound_dot(plan.dot, buffered, n)
-        read = exact.queries * 2 * (of_state + torch.where(found[:, None] > 0, of_readout, 0.0))
-        limit = bound_output(
-            expected, activation=data.activation, read=read[..., None], skip=exact.skip[..., None], gates=exact.gates
-        )
-        worst["output"].add(expected, got[run.live], limit)
+        worst["output"].add(expected, got[run.live], bound(flushed))
         if forced and t == _FOLDED_AT and run.flush_now(len(run.live) - 1, t=t):
             flushed = [*flushed, len(run.live) - 1]
+            exact.bounds.fold(flushed[-1:], exact.state)
         if flushed:
             states = run.pool.checkpoint.read(0, run.slots[flushed])
-            worst["state"].add(exact.state[flushed], states, of_state[flushed][..., None, None])
+            worst["state"].add(exact.state[flushed], states, exact.bounds.state[flushed][..., None])
     return worst

@@ -57,22 +57,29 @@ def bits_table(records: Sequence[BitwiseRecord], *, reported: Collection[str] = 
 
 
 def tolerance_table(records: Sequence[ToleranceRecord]) -> Table:
-    """The case that comes nearest to its bound, by recurrence, readout, L, activation and what was compared.
+    """Errors relative to the greatest FP64 result, by recurrence, readout, L, type and what was compared.
 
-    A readout by matrix products in less than FP32 has the precision beside its name.
+    Error is the greatest of all cases; Nearest and Bound are of the element nearest to its bound, which is what
+    decides. A readout by matrix products in less than FP32 has the precision beside its name.
     """
     table = _make_table(
-        ("Recurrence", "left"), ("Readout", "left"), ("L", "right"), ("Activation", "left"), ("What", "left"),
-        ("Worst error", "right"), ("Bound", "right"), ("Within", "left"),
+        ("Recurrence", "left"), ("Readout", "left"), ("L", "right"), ("Type", "left"), ("What", "left"),
+        ("Error", "right"), ("Nearest", "right"), ("Bound", "right"), ("Within", "left"),
     )  # fmt: skip
     rows: dict[tuple[str, ...], list[ToleranceRecord]] = {}
     for record in records:
         rows.setdefault(_tolerance_key(record), []).append(record)
     for key, cases in rows.items():
         worst = max(cases, key=_strain)
+        greatest = max(cases, key=lambda r: math.inf if r.greatest_error is None else r.greatest_error / (r.scale or 1))
         failed = sum(not r.within for r in cases)
-        told = Text(f"{failed} of {len(cases)} no", style="red") if failed else Text("yes", style="green")
-        table.add_row(*key, _tell_error(worst.error), f"{worst.bound:.2e}", told)
+        told = Text(f"{failed}/{len(cases)} no", style="red") if failed else Text("yes", style="green")
+        numbers = (
+            _tell_relative(greatest.greatest_error, greatest.scale),
+            _tell_relative(worst.error, worst.scale),
+            _tell_relative(worst.bound, worst.scale),
+        )
+        table.add_row(*key, *numbers, told)
     return table
 
 
@@ -135,6 +142,8 @@ def tolerance_block(record: ToleranceRecord) -> str:
     lines = [
         f"tolerance {record.recurrence}: {describe_case(record)}",
         f"  error {_tell_error(record.error)} against FP64, bound {record.bound:.2e} ({_strain(record):.3g} times)",
+        f"  relative to the greatest result {record.scale:.3g}: error {_tell_relative(record.error, record.scale)}, "
+        f"bound {_tell_relative(record.bound, record.scale)}",
     ]
     return _wrap([*lines, *_tell_rest(record.case)])
 
@@ -179,6 +188,13 @@ def _count_elements(record: BitwiseRecord) -> int:
 
 def _tell_error(error: float | None) -> str:
     return "not finite" if error is None else f"{error:.2e}"
+
+
+def _tell_relative(value: float | None, scale: float) -> str:
+    """Seven characters; a result that is zero everywhere has no relative error."""
+    if value is None:
+        return "inf/nan"
+    return f"{value / scale:.1e}" if scale else "-"
 
 
 def _tell(value: object) -> str:

@@ -255,14 +255,17 @@ def make_bitwise(invariant: str = "I1", *, equal: bool = True, **case: object) -
     )  # fmt: skip
 
 
-def make_tolerance(error: float | None = 1e-6, *, within: bool = True, **case: object) -> ToleranceRecord:
+def make_tolerance(
+    error: float | None = 1e-6, *, within: bool = True, scale: float = 4.0, **case: object
+) -> ToleranceRecord:
     described = {
         "plan": "fp32@16", "readout": "output_only", "length": 16, "dot": "ieee", "flushes": "forced",
         "activation": "bfloat16", "key_heads": 1, "value_heads": 2, "d_k": 16, "d_v": 16, "backend": "triton",
     }  # fmt: skip
     return ToleranceRecord(
-        recurrence="mamba2", case=described | case, what="output", error=error, bound=2e-6, within=within
-    )
+        recurrence="mamba2", case=described | case, what="output", error=error, bound=2e-6, scale=scale,
+        greatest_error=None if error is None else 2 * error, within=within,
+    )  # fmt: skip
 
 
 def render(*parts) -> str:
@@ -283,9 +286,12 @@ def test_tables_fit_a_terminal_and_count_by_recurrence_and_invariant():
     assert max(map(len, shown.splitlines())) <= 80
     rows = [line.split() for line in shown.splitlines()]
     assert ["gdn", "I1", "2", "136,000", "1"] in rows and ["gdn", "I2", "1", "68,000", "0"] in rows
-    assert ["mamba2", "output_only", "16", "bfloat16", "output", "5.00e-06", "2.00e-06", "1", "of", "2", "no"] in rows
-    assert ["mamba2", "output_only", "4", "bfloat16", "output", "1.00e-06", "2.00e-06", "yes"] in rows
-    assert ["mamba2", "state_output", "bf16", "16", "bfloat16", "output", "not", "finite"] in [row[:8] for row in rows]
+    head = ["mamba2", "output_only", "16", "bfloat16", "output"]
+    assert [*head, "2.5e-06", "1.3e-06", "5.0e-07", "1/2", "no"] in rows
+    assert [*head[:2], "4", *head[3:], "5.0e-07", "2.5e-07", "5.0e-07", "yes"] in rows
+    assert ["mamba2", "state_output", "bf16", "16", *head[3:], "inf/nan", "inf/nan", "5.0e-07", "1/1", "no"] in rows
+    nothing = render(tolerance_table([make_tolerance(0.0, scale=0.0)]))
+    assert nothing.split()[-4:] == ["-", "-", "-", "yes"]
     assert "1 (reported)" in render(bits_table(bitwise, reported=("I1",)))
 
 
@@ -305,6 +311,7 @@ def test_failures_say_where_and_what_it_looks_like():
         assert text in block
     assert "tolerance mamba2: output, fp32@16, forced flushes, heads 1/2, 16x16, bfloat16" in other
     assert "error 5.00e-06 against FP64, bound 2.00e-06 (2.5 times)" in other
+    assert "relative to the greatest result 4: error 1.3e-06, bound 5.0e-07" in other
 
 
 def test_more_than_ten_failures_are_counted():

@@ -103,6 +103,15 @@ def test_the_child_certifies_the_checkpoints_own_shapes(outcome):
         assert (record.case["value_heads"], record.case["d_k"]) == (2, WIDTH)
 
 
+def test_the_child_measures_its_kernels_against_fp64(outcome):
+    assert [(record.case["plan"], record.what) for record in outcome.tolerance] == [
+        ("fp32@2", "output"), ("fp32@2", "state"),
+    ]  # fmt: skip
+    for record in outcome.tolerance:
+        assert record.within and record.greatest_error > 0 and record.scale > 0.1
+        assert (record.recurrence, record.case["backend"]) == ("gdn", "triton-interpret")
+
+
 def test_a_child_that_fails_says_why_in_the_first_line_and_leaves_no_folder(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     job = start(tmp_path)

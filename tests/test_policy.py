@@ -151,3 +151,23 @@ def test_a_run_read_back_from_disk_gets_the_same_verdicts(tmp_path):
     decide(stored, load_policy())
     assert stored.results == before == run.results
     assert len(run.results.verdicts) == 9
+
+
+def tolerance_record(**changes):
+    fields = {
+        "recurrence": "gdn", "case": {"plan": "fp32@4"}, "what": "output", "error": 0.5, "bound": 1.0, "scale": 9.0,
+        "greatest_error": 0.5, "within": True,
+    }  # fmt: skip
+    return rec.ToleranceRecord(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [({}, "pass"), ({"error": 1.1, "within": False}, "fail"), ({"error": float("nan"), "within": False}, "fail")],
+)
+def test_an_error_outside_its_bound_fails_the_run(changes, verdict):
+    run = make_run({PLAN: Measured(kl=lognormal(1e-6))}, bitwise={"I1": True})
+    run.results.tolerance = [tolerance_record(), tolerance_record(**changes)]
+    found = next(v for v in decided(run, rule("bitwise")) if v.check == "tolerance")
+    assert (found.verdict, found.limit) == (verdict, 1.0)
+    assert (run.results.verdict == "fail") == (verdict == "fail")
