@@ -101,7 +101,8 @@ class AnswerLoop:
 
     def _wanted(self, a: torch.Tensor) -> torch.Tensor:
         """Whether anybody asks for what the logits that predict token ``a`` say, [blocks, n]."""
-        asked = (a >= self.n_prompt) & ((a < self.n_forced + self.max_new) | (a == self.n_forced))
+        choosing = (a == self.n_forced) & (self.choices[:, 0] != FREE)
+        asked = (a >= self.n_prompt) & ((a < self.n_forced + self.max_new) | choosing)
         return asked & ~self.done
 
     def _score(self, logits: torch.Tensor, a: torch.Tensor) -> None:

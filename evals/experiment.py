@@ -157,7 +157,11 @@ class Experiment:
         suite, length = self.suite, self.suite.steps + self.suite.prefill
         if suite.stream not in ("generation", "data"):
             streams = make_streams(
-                tasks=suite.stream_tasks, n_sequences=suite.sequences, length=length, seed=suite.seed
+                tasks=suite.stream_tasks,
+                n_sequences=suite.sequences,
+                length=length,
+                seed=suite.seed,
+                difficulty=suite.difficulty,
             )
             check_tokens(streams.token_ids, vocab_size=self.loaded.vocab_size, model=self.loaded.name)
             return streams

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from driftgate.accuracy.plans import BASELINE, PrecisionPlan, Role
 from driftgate.errors import DriftgateError, EmptyRunError, InputError, UsageError, unknown_name
 from driftgate.evals.tasks import TASKS
+from driftgate.evals.tasks.build import STANDARD, Difficulty
 from driftgate.evals.tasks.item_task import TaskOptions
 
 __all__ = ["PlanEntry", "Suite", "bundled_suites", "load_suite"]
@@ -42,6 +44,7 @@ class Suite(BaseModel):
         stream: ``tasks`` for the streams that the tasks are asked in, ``generation`` for the baseline's own
             generation, ``data`` for the user's text; ``auto`` takes the last where ``data`` is no task's, and else the
             first for embedded checkpoints, which were trained on them.
+        difficulty: of recall and tracking.
         generate: the baseline goes on from the end of each line of ``data``.
         tasks: tasks whose questions stand at the end of the streams; empty for none.
         sequences: streams.
@@ -68,6 +71,7 @@ class Suite(BaseModel):
     model: str = "tiny-gdn"
     plans: Annotated[tuple[PlanEntry, ...], Field(min_length=1)]
     stream: Literal["auto", "tasks", "generation", "data"] = "auto"
+    difficulty: Difficulty = STANDARD
     generate: bool = False
     tasks: tuple[str, ...] = ()
     sequences: Annotated[int, Field(ge=1)] = 16
@@ -85,6 +89,14 @@ class Suite(BaseModel):
     limit: Annotated[int, Field(ge=1)] | None = None
     policy: str | None = None
     cross_check_cycles: Annotated[int, Field(ge=2)] = 2
+
+    @field_validator("difficulty", mode="before")
+    @classmethod
+    def _check_difficulty(cls, difficulty: object) -> object:
+        known = {field.name for field in dataclasses.fields(Difficulty)}
+        if isinstance(difficulty, dict) and not difficulty.keys() <= known:
+            raise ValueError(f"knows {', '.join(sorted(known))}, not {', '.join(sorted(difficulty.keys() - known))}")
+        return difficulty
 
     @field_validator("steps")
     @classmethod

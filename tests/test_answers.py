@@ -149,6 +149,14 @@ def test_reads_of_low_precision_states_while_answering(tiny_model, prompts, plan
     assert found[BASELINE_NAME][0].low_precision_reads == 0
 
 
+def test_reads_are_those_of_what_is_asked_whatever_the_neighbours_ask(tiny_model, prompts):
+    """A scored continuation of 4 tokens: 4 steps that predict them, and none for the token after."""
+    asked = replace(prompts[0], choices=(), max_new_tokens=0)
+    runner = make_runner(tiny_model, "nvfp4@4", batch=2)
+    found = runner.run([asked, replace(prompts[0], item_id="longer")])["nvfp4@4"]
+    assert found[0].low_precision_reads == 4 * LAYERS
+
+
 def test_choices_alone_are_read_by_one_step(tiny_model, prompts):
     asked = replace(prompts[0], continuation=(), max_new_tokens=0)
     runner = make_runner(tiny_model, "nvfp4@4", batch=2)

@@ -6,8 +6,9 @@ import math
 
 import pandas as pd
 import pytest
+from scipy import stats
 
-from driftgate.accuracy.items import compare_items, paired_record
+from driftgate.accuracy.items import compare_items, letter_bias, paired_record
 from driftgate.accuracy.records import ITEM_COLUMNS
 from driftgate.errors import EmptyRunError
 
@@ -133,3 +134,73 @@ def test_a_figure_that_is_not_defined_is_null():
 def test_a_task_without_items_is_an_empty_run():
     with pytest.raises(EmptyRunError, match="zero items"):
         paired_record(both("AA", "AB"), PLAN, "gpqa")
+
+
+def test_items_without_a_stream_are_units_of_their_own():
+    items = both("A" * 60 + "B" * 40, "B" * 10 + "A" * 50 + "B" * 40)
+    alone = compare_items(items, PLAN, TASK, margin=5.0)
+    assert compare_items(items.assign(stream=-1), PLAN, TASK, margin=5.0) == alone
+    assert compare_items(items.assign(stream=float("nan")), PLAN, TASK, margin=5.0) == alone
+    assert alone.n_units == 100
+
+
+def test_items_with_and_without_a_stream_may_stand_together():
+    items = both("A" * 40, "A" * 38 + "BB")
+    number = items["item_id"].str.removeprefix("item-").astype(int)
+    items["stream"] = (number // 10).where(number < 30, -1)
+    assert compare_items(items, PLAN, TASK, margin=5.0).n_units == 3 + 10
+
+
+def test_both_sides_are_counted():
+    items = both("AAA-", "A--B")
+    items.loc[items["item_id"] == "item-0", "capped"] = True
+    record = paired_record(items, PLAN, TASK, chance=0.5)
+    assert (record.cap_hits, record.baseline_cap_hits, record.chance) == (1, 1, 0.5)
+    assert (record.unparsed, record.baseline_unparsed) == (2, 1)
+    assert record.accuracy_completed == 0.0  # item-3, the only one that was neither cut nor unread
+    assert record.baseline_accuracy_completed == 1.0
+
+
+def test_accuracy_of_no_completed_answer_is_null():
+    record = paired_record(both("AA", "--"), PLAN, TASK)
+    assert (record.accuracy, record.accuracy_completed, record.baseline_accuracy_completed) == (0.0, None, 1.0)
+
+
+def test_letters_are_counted_where_answers_are_letters():
+    record = paired_record(both("AABC-", "ABBD-"), PLAN, TASK)
+    assert record.letters == {"A": 1, "B": 2, "C": 0, "D": 1}
+    assert record.baseline_letters == {"A": 2, "B": 1, "C": 1, "D": 0}
+
+
+@pytest.mark.parametrize(("answers", "gold"), [("ABE", "A"), ("AB7", "A"), ("---", "A"), ("AAA", "7")])
+def test_other_answers_have_no_letters(answers, gold):
+    items = both(answers, answers, gold=gold)
+    record = paired_record(items, PLAN, TASK)
+    assert (record.letters, record.baseline_letters, letter_bias(items, PLAN, TASK)) == (None, None, None)
+
+
+def test_the_mass_on_the_choices_is_its_mean_over_the_plans_answers():
+    items = both("AAAA", "AAAB")
+    assert paired_record(items, PLAN, TASK).mass is None
+    items["mass"] = [0.5] * 4 + [0.9, 0.8, 0.7, float("nan")]
+    assert paired_record(items, PLAN, TASK).mass == pytest.approx(0.8)
+    assert paired_record(items.assign(mass=float("nan")), PLAN, TASK).mass is None
+
+
+def test_a_plan_that_prefers_a_letter_is_seen_and_gold_that_is_uniform_is_not():
+    """Of 200 answers 120 are A; gold is 50 of each. chi-square by hand: (70² + 3 · 23.33²) / 50."""
+    items = both("A" * 200, "A" * 120 + "BCD" * 26 + "BC")
+    items["gold"] = list("ABCD" * 50) * 2
+    found = letter_bias(items, PLAN, TASK)
+    assert found.gold == dict.fromkeys("ABCD", 50)
+    assert found.answers == {"A": 120, "B": 27, "C": 27, "D": 26}
+    assert found.gold_p == 1.0
+    by_hand = sum((count - 50) ** 2 for count in found.answers.values()) / 50
+    assert found.answers_p == pytest.approx(stats.chi2.sf(by_hand, 3), rel=1e-9)
+    assert found.answers_p < 1e-20
+
+
+@pytest.mark.parametrize(("n", "known"), [(19, False), (20, True)])
+def test_few_letters_have_no_test(n, known):
+    found = letter_bias(both("A" * n, "A" * n), PLAN, TASK)
+    assert (found.answers_p is not None, found.gold_p is not None) == (known, known)

@@ -177,7 +177,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data_files() -> set[str]:
     """Everything that code opens by its place beside the code, as named in a wheel."""
     patterns = (
-        "accuracy/policies/*.yaml", "evals/suites/*.yaml", "evals/checkpoints/*/*", "reports/templates/*",
+        "accuracy/policies/*.yaml", "evals/suites/*.yaml", "evals/checkpoints/*/*", "evals/data/*",
+        "reports/templates/*",
     )  # fmt: skip
     files = {f"driftgate/{p.relative_to(ROOT).as_posix()}" for g in patterns for p in ROOT.glob(g) if p.is_file()}
     return {f for f in files if "__pycache__" not in f} | {"driftgate/py.typed"}

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from driftgate.errors import DriftgateError, InputError
 from driftgate.accuracy.workers import Task, run_tasks
+from driftgate.errors import DriftgateError, InputError
 
 SLEEPERS = (
     "import time\nfrom functools import partial\nfrom driftgate.accuracy.workers import Task, run_tasks\n"

@@ -17,6 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from driftgate.accuracy.adapters.decode_functions import DecodeFunction, StepInputs
+from driftgate.accuracy.adapters.families import find_family
+from driftgate.kernels.contract import HeadShape, Recurrence
+
 __all__ = ["PLANS", "EmulatedPlan", "decode_logits", "quantize_fp8_rows", "quantize_nvfp4_rows"]
 
 
@@ -79,6 +83,8 @@ PLANS = (
 class _Emulator:
     """Stands in for the recurrent decode function; layers are told apart by the order of calls."""
 
+    function: DecodeFunction
+    shape: HeadShape
     plans: Sequence[EmulatedPlan]
     n_sequences: int
     n_layers: int
@@ -86,42 +92,29 @@ class _Emulator:
     calls: int = 0
     states: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        initial_state: Tensor | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         layer, self.calls = self.calls % self.n_layers, self.calls + 1
-        if initial_state is None:
-            raise ValueError("decode starts after one prefilled token")
+        inputs = self.function.read(*args, shape=self.shape, **kwargs)
         if len(self.states) <= layer:
-            first = initial_state.float().transpose(-1, -2).contiguous()
+            stored = args[0] if self.function.recurrence is Recurrence.MAMBA2 else kwargs["initial_state"]
+            if stored is None:
+                raise ValueError("decode starts after one prefilled token")
+            first = self.function.turn_states(stored).float().contiguous().clone()
             self.states.append((first, self._store(first.clone(), self.plans)[1]))
-        heads = value.shape[2]
-        q, k = (x[:, 0].float().repeat_interleave(heads // x.shape[2], dim=1) for x in (query, key))
-        q = q * torch.rsqrt((q * q).sum(-1, keepdim=True) + 1e-6) * q.shape[-1] ** -0.5
-        k = k * torch.rsqrt((k * k).sum(-1, keepdim=True) + 1e-6)
-        v, decay, rate = value[:, 0].float(), g[:, 0].float().exp(), beta[:, 0].float()
         recurrence, read = self.states[layer]
         for plan, rows in self._rows():
             if plan.zero:
                 recurrence[rows] = 0.0
                 read[rows] = 0.0
-        outputs = [self._advance(state, q, k, v, decay, rate) for state in (recurrence, read)]
-        flushing = [plan for plan in self.plans if (self.step + 1) % plan.period == 0]
-        out = outputs[1]
+        terms = _Terms.make(inputs, self.function.recurrence, self.shape)
+        out, exact = terms.advance(read), terms.advance(recurrence)
         for plan, rows in self._rows():
-            if plan in flushing:
-                out[rows] = outputs[0][rows]
+            if (self.step + 1) % plan.period == 0:
+                out[rows] = exact[rows]
                 state, copy = self._store(recurrence[rows], [plan])
                 recurrence[rows] = state
                 read[rows] = copy
-        return out[:, None].to(query.dtype), initial_state
+        return self.function.answer((out + terms.skip).to(inputs.values.dtype), args, kwargs)
 
     def _rows(self) -> Iterator[tuple[EmulatedPlan, slice]]:
         for i, plan in enumerate(self.plans):
@@ -135,43 +128,96 @@ class _Emulator:
             copies[rows] = state[rows] if plan.read == plan.recurrence else _FORMATS[plan.read](state[rows])
         return state, copies
 
-    @staticmethod
-    def _advance(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor) -> Tensor:
-        """One step in place on [rows, heads, d_v, d_k]; returns S q [rows, heads, d_v]."""
-        state.mul_(decay[..., None, None])
-        u = (v - (state @ k[..., None]).squeeze(-1)) * rate[..., None]
-        state.addcmul_(u[..., None], k[..., None, :])
-        return (state @ q[..., None]).squeeze(-1)
+
+@dataclass(frozen=True)
+class _Terms:
+    """One step of any recurrence, by value head, float32: S = exp(g) S + u kᵀ, then S q.
+
+    u = beta (v - S k) under the delta rule (beta is not None), else v. ``skip`` is added to what is read.
+    """
+
+    q: Tensor  # [rows, HV, d_k]
+    k: Tensor
+    v: Tensor  # [rows, HV, d_v]
+    factor: Tensor  # exp(g), [rows, HV, 1 or d_v, 1 or d_k]
+    beta: Tensor | None  # [rows, HV]
+    skip: Tensor | float
+
+    @classmethod
+    def make(cls, inputs: StepInputs, recurrence: Recurrence, shape: HeadShape) -> _Terms:
+        streams = {name: x.float() for name, x in inputs.streams.items()}
+        repeats = shape.value_heads // shape.key_heads
+        if recurrence is Recurrence.MAMBA2:
+            if "z" in streams:
+                raise ValueError("a gate inside the recurrence is not emulated")
+            q, k = (streams[name].repeat_interleave(repeats, dim=1) for name in ("C", "B"))
+            dt = streams["dt"]
+            factor = (dt * inputs.constants["A"]).exp()[..., None, None]
+            skip = inputs.constants["D"][:, None] * streams["x"] if "D" in inputs.constants else 0.0
+            return cls(q, k * dt[..., None], streams["x"], factor, None, skip)
+        q, k = (streams[name].repeat_interleave(repeats, dim=1) for name in ("q", "k"))
+        q = q * torch.rsqrt((q * q).sum(-1, keepdim=True) + 1e-6) * q.shape[-1] ** -0.5
+        k = k * torch.rsqrt((k * k).sum(-1, keepdim=True) + 1e-6)
+        decay = streams["g"].exp()
+        factor = decay[..., None, :] if recurrence is Recurrence.KDA else decay[..., None, None]
+        return cls(q, k, streams["v"], factor, streams["beta"], 0.0)
+
+    def advance(self, state: Tensor) -> Tensor:
+        """One step in place on [rows, HV, d_v, d_k]; returns S q [rows, HV, d_v]."""
+        state.mul_(self.factor)
+        u = self.v
+        if self.beta is not None:
+            u = (u - (state @ self.k[..., None]).squeeze(-1)) * self.beta[..., None]
+        state.addcmul_(u[..., None], self.k[..., None, :])
+        return (state @ self.q[..., None]).squeeze(-1)
 
 
 @contextmanager
 def _installed(model: Any, emulator: _Emulator) -> Iterator[None]:
-    module: Any = sys.modules[type(model).__module__]
-    original = module.torch_recurrent_gated_delta_rule
-    module.torch_recurrent_gated_delta_rule = emulator
+    module, name = sys.modules[type(model).__module__], emulator.function.name
+    original = getattr(module, name)
+    setattr(module, name, emulator)
     try:
         yield
     finally:
-        module.torch_recurrent_gated_delta_rule = original
+        setattr(module, name, original)
 
 
 @torch.no_grad()
-def decode_logits(model: Any, token_ids: Tensor, plans: Sequence[EmulatedPlan] = PLANS) -> Iterator[tuple[int, Tensor]]:
-    """Yield (position, logits [plans, sequences, vocabulary]) for teacher-forced decoding of token_ids [S, T].
+def decode_logits(
+    model: Any,
+    token_ids: Tensor,
+    plans: Sequence[EmulatedPlan] = PLANS,
+    *,
+    tokens: Tensor | None = None,
+    sampled: Tensor | None = None,
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield (position, logits [plans, sequences, vocabulary]) for decoding token_ids [S, T].
 
-    The first token is prefilled; logits at position p predict token p + 1.
+    The first token is prefilled; logits at position p predict token p + 1. An id below 0 is not given: each plan
+    feeds its own most likely token there; where ``sampled`` [S] is true, one that is drawn with noise that all plans
+    share. ``tokens`` [plans, S, T], if given, receives what each plan was fed.
     """
     n_sequences, length = token_ids.shape
-    n_layers = sum(kind == "linear_attention" for kind in model.config.layer_types)
-    emulator = _Emulator(plans, n_sequences, n_layers)
-    rows = token_ids.repeat(len(plans), 1)
+    family = find_family(model.config)
+    mixers = family.find_mixers(model)
+    emulator = _Emulator(family.decode, family.head_shape(mixers[0]), plans, n_sequences, len(mixers))
+    fed = token_ids.repeat(len(plans), 1) if tokens is None else tokens.view(-1, length)
+    fed.copy_(token_ids.repeat(len(plans), 1))
+    generator = torch.Generator().manual_seed(0)
     with _installed(model, emulator):
-        outputs = model(rows[:, :1], use_cache=True)
+        outputs = model(fed[:, :1], use_cache=True)
         for position in range(1, length):
             name = "cache" if getattr(outputs, "cache", None) is not None else "past_key_values"
             kept = getattr(outputs, name)
-            outputs = model(rows[:, position : position + 1], use_cache=True, **{name: kept})
+            column, logits = fed[:, position], outputs.logits[:, -1].float()
+            if sampled is not None:
+                noise = -torch.empty(n_sequences, logits.shape[-1]).exponential_(generator=generator).log()
+                noise = (noise.to(logits.device) * sampled[:, None]).repeat(len(plans), 1)
+                logits = logits + noise
+            column.copy_(torch.where(column < 0, logits.argmax(-1), column))
+            outputs = model(column[:, None], use_cache=True, **{name: kept})
             emulator.step += 1
             yield position, outputs.logits[:, -1].float().reshape(len(plans), n_sequences, -1)
-    if emulator.calls != n_layers * (length - 1):
-        raise RuntimeError(f"the emulator saw {emulator.calls} calls, expected {n_layers * (length - 1)}")
+    if emulator.calls != len(mixers) * (length - 1):
+        raise RuntimeError(f"the emulator saw {emulator.calls} calls, expected {len(mixers) * (length - 1)}")

@@ -71,7 +71,10 @@ def _stream_power(checked: Checked, margins: list[float]) -> dict[str, Any]:
     if not chosen.stream_tasks:
         return {}
     length = chosen.steps + chosen.prefill
-    streams = make_streams(tasks=chosen.stream_tasks, n_sequences=chosen.sequences, length=length, seed=chosen.seed)
+    streams = make_streams(
+        tasks=chosen.stream_tasks, n_sequences=chosen.sequences, length=length, seed=chosen.seed,
+        difficulty=chosen.difficulty,
+    )  # fmt: skip
     check_tokens(streams.token_ids, vocab_size=checked.config.vocab_size, model=chosen.model)
     power = {}
     for task, n in Counter(q.task for q in streams.questions).items():

@@ -313,7 +313,7 @@ def choose_suite(suite: str, choices: Mapping[str, Any]) -> Suite:
         load_task(name)
     chosen = _choose_stream(chosen, asked=bool(tasks and chosen.stream_tasks))
     if chosen.stream == "tasks":
-        make_layout(chosen.steps + chosen.prefill)
+        make_layout(chosen.steps + chosen.prefill, chosen.difficulty)
     return chosen
 
 
