@@ -19,14 +19,15 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import StrMethodFormatter
 
 from driftgate.accuracy.records import RunData
 from driftgate.errors import InputError
 
 __all__ = [
-    "GRID", "INK", "MUTED", "PAPER", "STYLE", "NoDataError", "PlanStyle", "add_curve", "add_legend",
-    "count_positions", "escape_text", "plan_style", "start_figure", "to_svg", "write_png",
+    "COLOURS", "GRID", "INK", "LINES", "MARKERS", "MUTED", "PAPER", "STYLE", "NoDataError", "PlanStyle", "add_curve",
+    "add_legend", "count_positions", "escape_text", "find_backend", "plan_style", "start_figure", "to_svg",
+    "write_png",
 ]  # fmt: skip
 
 INK, MUTED, GRID, PAPER = "#1b1f23", "#66707a", "#d5dae1", "#fffffe"
@@ -62,18 +63,18 @@ STYLE: dict[Any, Any] = {
 }
 """Applied with ``matplotlib.rc_context``; the user's own settings stay as they are."""
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's palette without black and yellow: told apart under every common colour blindness."""
 _VARIABLES = {
     INK: "var(--ink)",
     MUTED: "var(--muted)",
     GRID: "var(--grid)",
     PAPER: "var(--paper)",
-    _COLOURS[0]: "var(--blue)",
+    COLOURS[0]: "var(--blue)",
 }
 """Colours that a dark page replaces."""
-_LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2)))
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 LONGEST = 60
 """Characters of a plan's name that a legend has room for."""
@@ -100,10 +101,18 @@ def plan_style(run: RunData, name: str) -> PlanStyle:
     label += " (control)" if run.results.plans[name].role == "control" else ""
     return PlanStyle(
         escape_text(label),
-        _COLOURS[index % len(_COLOURS)],
-        _LINES[index % len(_LINES)],
-        _MARKERS[index % len(_MARKERS)],
+        COLOURS[index % len(COLOURS)],
+        LINES[index % len(LINES)],
+        MARKERS[index % len(MARKERS)],
     )
+
+
+def find_backend(run: RunData, source: str) -> str:
+    """Which backend produced figures of a kind: ``drift``, ``tasks``, or ``tolerance`` (told by its cases)."""
+    if source != "tolerance":
+        return str(getattr(run.results.backend, source))
+    named = {str(record.case.get("backend", run.results.backend.drift)) for record in run.results.tolerance}
+    return ", ".join(sorted(named)) or run.results.backend.drift
 
 
 def escape_text(text: str) -> str:
@@ -160,7 +169,7 @@ def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
 def count_positions(axes: Axes, *, label: str) -> None:
     """A logarithmic axis of whole numbers, in powers of two written out."""
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
     axes.set_xlabel(label)
 
 

@@ -20,7 +20,7 @@ from driftgate.reports.tables import disagreement, format_number, gates, headlin
 if TYPE_CHECKING:
     from driftgate.accuracy.records import BitwiseRecord, ToleranceRecord
 
-__all__ = ["render", "render_certificate"]
+__all__ = ["render", "render_certificate", "write"]
 
 _OUTCOMES = {"fail": "failure", "invalid": "error", "inconclusive": "skipped"}
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -29,6 +29,11 @@ _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def render(run: RunData, out: Path) -> Path:
     """Write ``junit.xml`` into the run folder ``out`` and return its path."""
+    return write(run, Path(out) / "junit.xml")
+
+
+def write(run: RunData, path: Path) -> Path:
+    """Write the checks of a run as a JUnit file: a test case for each plan and check, and return its path."""
     root = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(root, "testsuite", name="driftgate", timestamp=_clean(run.manifest.created))
     for record in run.results.verdicts:
@@ -42,7 +47,6 @@ def render(run: RunData, out: Path) -> Path:
     if extra is not None:
         _add_case(suite, "run", "verdict", run.results.verdict, extra)
     ElementTree.SubElement(suite, "system-out").text = _clean(headline(run))
-    path = Path(out) / "junit.xml"
     _write(root, suite, path)
     return path
 

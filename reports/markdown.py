@@ -13,6 +13,7 @@ from pathlib import Path
 from driftgate.accuracy.records import PlanRecord, RunData, write_text
 from driftgate.reports.figures import caption, draw_all
 from driftgate.reports.sections import list_sections
+from driftgate.reports.serving import describe_serving
 from driftgate.reports.tables import (
     NA,
     disagreement,
@@ -26,18 +27,12 @@ from driftgate.reports.tables import (
     plan_rows,
 )
 
-__all__ = ["render", "write_kl_block"]
+__all__ = ["render", "write_kl_block", "write_open_checks", "write_plan_table"]
 
 
 def render(run: RunData, out: Path) -> Path:
     """Write ``report.md`` into the run folder ``out`` and return its path."""
-    lines = [f"# driftgate: {headline(run)}", "", *_write_reasons(run), "", "## Plans", ""]
-    rows = plan_rows(run)
-    headings = list(rows[0].cells) if rows else []
-    lines += _write_table(
-        ["Plan", "Role", *headings, "Verdict"],
-        [[row.name, row.role, *(row.cells[heading].text for heading in headings), row.verdict] for row in rows],
-    )
+    lines = [f"# driftgate: {headline(run)}", "", *write_open_checks(run), "", "## Plans", "", *write_plan_table(run)]
     lines += ["", *(f"- {_escape(note)}" for note in list_plan_notes(run)), "", "## Figures"]
     lines += _write_figures(run)
     for section in list_sections(run):
@@ -46,6 +41,7 @@ def render(run: RunData, out: Path) -> Path:
     lines += ["", "## Divergence in the words of llama.cpp", "", BLOCK_NOTE]
     for name, plan in run.results.plans.items():
         lines += ["", f"### {_escape(name)} ({plan.role})", "", "```text", write_kl_block(plan), "```"]
+    lines += _write_serving(run)
     path = Path(out) / "report.md"
     write_text(path, re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n")
     return path
@@ -114,7 +110,18 @@ def _change(fraction: float | None) -> str:
     return f"{100 * fraction:.3f} %" if fraction == 0 or abs(fraction) >= 1e-4 else f"{100 * fraction:.1e} %"
 
 
-def _write_reasons(run: RunData) -> list[str]:
+def write_plan_table(run: RunData) -> list[str]:
+    """Lines of the plan table."""
+    rows = plan_rows(run)
+    headings = list(rows[0].cells) if rows else []
+    return _write_table(
+        ["Plan", "Role", *headings, "Verdict"],
+        [[row.name, row.role, *(row.cells[heading].text for heading in headings), row.verdict] for row in rows],
+    )
+
+
+def write_open_checks(run: RunData) -> list[str]:
+    """A line for each check of a candidate that did not pass, or one that says that all passed."""
     open_checks, extra = list_open_checks(run), disagreement(run)
     lines = [
         f"- **{record.verdict}** {_escape(record.plan)}, {_escape(record.check)}: "
@@ -124,6 +131,24 @@ def _write_reasons(run: RunData) -> list[str]:
     if extra is not None:
         return [_escape(extra), "", *lines]
     return lines or ["Every check of every candidate passed."]
+
+
+def _write_serving(run: RunData) -> list[str]:
+    serving = describe_serving(run)
+    lines = [
+        "",
+        "## How to serve this plan",
+        "",
+        _escape(serving.lead),
+        "",
+        *(f"- {_escape(n)}" for n in serving.notes),
+    ]
+    rows = [[plan, engine, f"`{told}`" if " --" in told else _escape(told)] for plan, engine, told in serving.rows]
+    lines += ["", "| Plan | Engine | Command |", "| --- | --- | --- |"]
+    lines += [f"| {_escape(plan)} | {engine} | {told} |" for plan, engine, told in rows]
+    for engine, demands in serving.demands.items():
+        lines += ["", f"What {engine} demands:", "", *(f"- {_escape(demand)}" for demand in demands)]
+    return [*lines, "", "When not to:", "", *(f"- {_escape(reason)}" for reason in serving.when_not)]
 
 
 def _write_figures(run: RunData) -> list[str]:

@@ -7,6 +7,7 @@ request.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -17,6 +18,7 @@ from driftgate.reports.drawing import to_svg
 from driftgate.reports.figures import caption, draw_all
 from driftgate.reports.markdown import BLOCK_NOTE, write_kl_block
 from driftgate.reports.sections import list_sections
+from driftgate.reports.serving import describe_serving
 from driftgate.reports.tables import (
     disagreement,
     format_number,
@@ -57,6 +59,7 @@ def render(run: RunData, out: Path) -> Path:
         sections=list_sections(run),
         blocks=blocks,
         block_note=BLOCK_NOTE,
+        serving=describe_serving(run),
     )
     path = Path(out) / "report.html"
     write_text(path, text)
@@ -93,4 +96,9 @@ def _list_facts(run: RunData) -> list[tuple[str, str]]:
     ]
 
 
-_PAGES.filters["break_plan"] = _break_plan
+def _break_command(text: str) -> Markup:
+    """A command line that breaks before a flag and nowhere else."""
+    return Markup(" ").join(Markup('<span class="flag">{}</span>').format(part) for part in re.split(r" (?=--)", text))
+
+
+_PAGES.filters.update(break_plan=_break_plan, break_command=_break_command)

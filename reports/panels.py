@@ -20,7 +20,7 @@ from driftgate.accuracy.records import RunData
 from driftgate.reports.drawing import INK, MUTED, PAPER, NoDataError, escape_text, plan_style
 
 __all__ = [
-    "CHANCE", "RING", "Curve", "draw_heat_map", "draw_noise_floor", "draw_point", "draw_task",
+    "CHANCE", "RING", "Curve", "draw_heat_map", "draw_noise_floor", "draw_pareto_front", "draw_point", "draw_task",
     "is_efficient", "read_baseline_nll", "read_layers", "read_offsets", "read_positions",
     "require_positive",
 ]  # fmt: skip
@@ -91,7 +91,8 @@ def read_layers(run: RunData, kind: str) -> pd.DataFrame:
 
 
 def _finite(frame: pd.DataFrame, column: str) -> pd.DataFrame:
-    return frame[np.isfinite(frame[column].to_numpy(dtype=float))]
+    finite: pd.DataFrame = frame[np.isfinite(frame[column].to_numpy(dtype=float))]
+    return finite
 
 
 def _bin_steps(steps: pd.DataFrame, column: str) -> Curve:
@@ -191,6 +192,14 @@ def draw_point(axes: Axes, run: RunData, name: str, place: float, *, ringed: boo
     if ringed:
         axes.plot([place], [kl.mean or 0.0], **RING, **where)
     return Line2D([], [], label=style.label if kl.mean else f"{style.label}: exactly 0 (lower edge)", **look)
+
+
+def draw_pareto_front(axes: Axes, run: RunData, places: dict[str, float]) -> None:
+    """Draw the steps between candidates that no other one beats; a KL of exactly 0 ends the line at its bytes."""
+    ordered = sorted((place, run.results.plans[name].kl.mean or 0.0) for name, place in places.items())
+    shown = [(place, mean) for place, mean in ordered if mean > 0]
+    if len(shown) > 1:
+        axes.step(*zip(*shown, strict=True), where="post", color=MUTED, linewidth=1, zorder=1)
 
 
 def is_efficient(run: RunData, name: str, places: dict[str, float]) -> bool:

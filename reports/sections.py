@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from driftgate.accuracy.records import RunData
+from driftgate.reports.ladder import LADDER_HEADER, LADDER_NOTE, list_rungs
 from driftgate.reports.tables import CROSS_CHECK_NOTE, NA, check_rows, format_kl, format_number
 
 __all__ = ["Section", "list_sections"]
@@ -27,6 +28,7 @@ class Section:
         header: column headings, with units.
         rows: one text for each heading.
         note: one or two sentences that say what the table shows.
+        folded: long tables that the page opens on demand.
     """
 
     key: str
@@ -34,6 +36,7 @@ class Section:
     header: tuple[str, ...]
     rows: list[list[str]]
     note: str
+    folded: bool = False
 
     @property
     def numeric(self) -> list[bool]:
@@ -44,8 +47,14 @@ class Section:
 
 def list_sections(run: RunData) -> list[Section]:
     """All tables after the figures; one without rows is left out, except where its absence is a finding."""
-    sections = [_checks(run), _bitwise(run), _backends(run), _noise_floor(run), _drift(run), _counters(run)]
-    return [*sections, *_free_running(run), _manifest(run)]
+    sections = [_ladder(run), _checks(run), _bitwise(run), _backends(run), _noise_floor(run), _drift(run)]
+    return [*sections, _counters(run), *_free_running(run), _manifest(run)]
+
+
+def _ladder(run: RunData) -> Section:
+    return Section(
+        key="ladder", title="Ladder of evidence", header=LADDER_HEADER, rows=list_rungs(run), note=LADDER_NOTE
+    )
 
 
 def _checks(run: RunData) -> Section:
@@ -184,6 +193,7 @@ def _manifest(run: RunData) -> Section:
         header=("Entry", "Value"),
         rows=[list(pair) for pair in _flatten({"model": run.results.model, **run.manifest.model_dump(mode="json")})],
         note="What is needed to repeat the run, and to see in what two runs differ.",
+        folded=True,
     )
 
 

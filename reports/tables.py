@@ -35,6 +35,7 @@ __all__ = [
     "headline",
     "list_open_checks",
     "list_plan_notes",
+    "open_lines",
     "plan_rows",
     "plan_verdict",
     "run_lines",
@@ -155,7 +156,9 @@ def disagreement(run: RunData) -> str | None:
     if of_checks == run.results.verdict:
         return None
     unequal = sum(not record.equal for record in run.results.bitwise)
+    blind = [record.plan for record in run.results.verdicts if record.check == "sensitivity"]
     cause = f"; {unequal} bit-exact cases differ" if unequal else ""
+    cause += f"; control {blind[0]} cannot be told from the baseline" if blind else ""
     return f"The run is {run.results.verdict}; its checks alone would give {of_checks}{cause}."
 
 
@@ -299,9 +302,8 @@ def tasks_table(run: RunData) -> Table | None:
         cells: list[str] = []
         for task in tasks:
             record = plan.tasks.get(task)
-            found = record is not None
-            cells.append(format_percent(record.accuracy, digits=1) if found else NA)
-            cells.append(f"{record.lost}/{record.gained}" if found else NA)
+            cells.append(NA if record is None else format_percent(record.accuracy, digits=1))
+            cells.append(NA if record is None else f"{record.lost}/{record.gained}")
         table.add_row(escape(name), *cells)
     return table
 
@@ -332,12 +334,23 @@ def run_lines(run: RunData) -> list[str]:
 
 
 def checks_table(run: RunData) -> Table:
-    """The checks for a terminal: what was measured, the limit, the verdict and why."""
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("Plan", "Check", "Value", "Limit", "Verdict", "Reason"):
-        table.add_column(heading, overflow="fold", justify="right" if heading in ("Value", "Limit") else "left")
+    """The checks for a terminal: what was measured, the limit and the verdict, one line a check in 80 columns."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("Plan", overflow="fold")
+    table.add_column("Check", overflow="fold")
+    table.add_column("Value", justify="right", no_wrap=True)
+    table.add_column("Limit", justify="right", no_wrap=True)
+    table.add_column("Verdict", no_wrap=True)
     for record, cells in zip(run.results.verdicts, check_rows(run), strict=True):
-        style = _COLOURS[record.verdict] if gates(run, record.plan) else ""
-        plan, check, value, limit, verdict, reason = cells
-        table.add_row(escape(plan), escape(check), value, limit, Text(verdict, style=style), escape(reason))
+        gating = gates(run, record.plan)
+        style = _COLOURS[record.verdict] if gating else ""
+        verdict = record.verdict if gating else f"{record.verdict} (control)"
+        table.add_row(escape(cells[0]), escape(cells[1]), cells[2], cells[3], Text(verdict, style=style))
     return table
+
+
+def open_lines(run: RunData) -> list[str]:
+    """Below the checks: each that did not pass with its reason, and why the run is judged otherwise where it is."""
+    lines = [f"{v.verdict}: {v.plan} {v.check}: {v.reason}" for v in list_open_checks(run)]
+    extra = disagreement(run)
+    return lines if extra is None else [*lines, extra]
