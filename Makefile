@@ -16,7 +16,7 @@ STAMP = $(VENV)/.installed
 OLD = build/transformers-5.17
 OLD_PACKAGES = transformers==5.17.0 huggingface-hub==1.33.0 httpx==0.28.1 httpcore h11 anyio idna certifi
 OLD_TRITON = build/triton-3.6
-OLD_TESTS = tests/test_adapters.py tests/test_lockstep.py tests/test_models.py tests/test_checkpoints.py
+OLD_TESTS = tests/test_adapters.py tests/test_adapters_families.py tests/test_lockstep.py tests/test_models.py tests/test_checkpoints.py
 DEV_STAMP = $(VENV)/.installed-dev
 
 .PHONY: run test test-long test-gpu lint clean

@@ -40,6 +40,11 @@ CHECK_NOTES: dict[str, CheckNote] = {
         unit="differing cases",
         figure="Number of bit-exact cases (baseline against itself, I1 to I7) with one differing bit or more.",
     ),
+    "tolerance": CheckNote(
+        sense="at most",
+        unit="share of the bound",
+        figure="Greatest error of an output or a state against FP64 over the bound derived for it, of all cases of T1.",
+    ),
     "kl_mean": CheckNote(
         sense="at most",
         unit="nats per step",
