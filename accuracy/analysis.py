@@ -112,7 +112,7 @@ def summarize_plan(steps: pd.DataFrame, name: str, plan: PrecisionPlan) -> PlanS
     kl = _matrix(own, "kl")
     positions = np.sort(own["position"].unique())
     reference = None
-    if plan.options.recurrence != "fp32":
+    if plan.options.recurrence != "fp32" and not plan.layers:  # a mixed plan has no such reference in a run
         wanted = _RECURRENCE_REFERENCE.format(read=plan.options.read, length=plan.options.length)
         other = steps[steps["plan"] == str(PrecisionPlan.parse(wanted))]
         reference = _matrix(other, "kl") if len(other) else None

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from driftgate.accuracy.adapters.wrapping import WrappedModel
+from driftgate.accuracy.digest import LogitDigest
 from driftgate.accuracy.metrics.probability import negative_log_likelihood
 from driftgate.accuracy.metrics.top import top_token
 from driftgate.accuracy.prompts import Decoded, Prompt
@@ -60,7 +61,7 @@ class AnswerLoop:
         self.reads = torch.zeros(blocks, n, dtype=torch.int64, device=device)
         self.finite = torch.ones(blocks, n, dtype=torch.bool, device=device)
         self.differs = torch.zeros((), dtype=torch.bool, device=device)
-        self.sum = torch.zeros((), dtype=torch.int64, device=device)
+        self._digest = LogitDigest(device)
         self.n_steps = 0
         self._low = _low_precision(model)
 
@@ -95,8 +96,7 @@ class AnswerLoop:
         """Bits of the baseline against itself, their digest, and whether what will be used is finite."""
         bits = logits.contiguous().view(torch.int16 if logits.element_size() == 2 else torch.int32)
         self.differs |= (bits[0] != bits[1]).any()
-        weights = torch.arange(1, 2 * bits[0].numel(), 2, device=bits.device).view(bits[0].shape)
-        self.sum = self.sum * 6364136223846793005 + (bits[0].long() * weights).sum()  # wraps, as int64 does
+        self._digest.add(logits[0])
         self.finite &= logits.isfinite().all(-1) | ~self._wanted(a)
 
     def _wanted(self, a: torch.Tensor) -> torch.Tensor:
@@ -148,7 +148,7 @@ class AnswerLoop:
         """Reads of a low-precision state by the step that feeds token ``a`` and predicts ``a + 1``."""
         flush = torch.stack([block.pool.flush[: len(self.prompts)] != 0 for block in self.model.blocks])
         low_read, low_recurrence = self._low[:, :1], self._low[:, 1:]
-        self.reads += torch.where(flush, low_recurrence, low_read) * self._wanted(a + 1) * self.model.n_layers
+        self.reads += torch.where(flush, low_recurrence, low_read) * self._wanted(a + 1)
 
     def _all_done(self, a: torch.Tensor) -> bool:
         finished = (a >= self.n_forced) & (self.done | (a >= self.n_forced + self.max_new))
@@ -160,7 +160,7 @@ class AnswerLoop:
 
     def digest(self) -> int:
         """Of the baseline's logits at every step."""
-        return int(self.sum)
+        return self._digest.value()
 
     def decoded(self, block: int) -> list[Decoded]:
         """What one block made of each prompt."""
@@ -243,7 +243,10 @@ def _script(prompts: Sequence[Prompt]) -> torch.Tensor:
 
 
 def _low_precision(model: WrappedModel) -> torch.Tensor:
-    """[blocks, 2] int64: reads of a step that does not flush, and of one that does."""
-    options = [block.options for block in model.blocks]
-    low = [[get_format(o.read).low_precision, get_format(o.recurrence).low_precision] for o in options]
+    """[blocks, 2] int64: reads of a step that does not flush, over all layers, and of one that does."""
+    low = []
+    for plan in (block.plan for block in model.blocks):
+        by_layer = [plan.at(index) for index in model.layer_indices]
+        formats = ([o.read for o in by_layer], [o.recurrence for o in by_layer])
+        low.append([sum(get_format(name).low_precision for name in names) for names in formats])
     return torch.tensor(low, dtype=torch.int64, device=model.device)

@@ -16,10 +16,10 @@ import torch
 
 from driftgate.accuracy.adapters.wrapping import Block, wrap
 from driftgate.accuracy.answer_batch import AnswerLoop
-from driftgate.accuracy.plans import PrecisionPlan
+from driftgate.accuracy.plans import BASELINE, PrecisionPlan
 from driftgate.accuracy.prompts import Decoded, Prompt
 from driftgate.errors import EmptyRunError
-from driftgate.kernels.contract import Backend, ReplayOptions
+from driftgate.kernels.contract import Backend
 
 __all__ = ["BASELINE_NAME", "AnswerRunner", "BatchAnswers", "order_batches"]
 
@@ -88,8 +88,7 @@ class AnswerRunner:
         backend: which code takes the decode steps.
         vocab_size: columns of the logits that are real; None for all.
         seed: of the order, of sampling noise and of stochastic rounding.
-        least_blocks: blocks of rows at the least, the baseline's two included: a rerun with fewer plans in the same
-            shape.
+        least_plans: blocks of rows for at least so many plans: a rerun with fewer in the same shape.
     """
 
     def __init__(
@@ -101,12 +100,12 @@ class AnswerRunner:
         backend: Backend,
         vocab_size: int | None = None,
         seed: int = 0,
-        least_blocks: int = 0,
+        least_plans: int = 0,
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch: expected 1 or more, got {batch}")
         self.model, self.plans, self.batch, self.backend = model, dict(plans), batch, backend
-        self.vocab_size, self.seed, self.least_blocks = vocab_size, seed, least_blocks
+        self.vocab_size, self.seed, self.least_plans = vocab_size, seed, least_plans
 
     def run(
         self, prompts: Sequence[Prompt], *, progress: Callable[[int], None] | None = None
@@ -138,9 +137,8 @@ class AnswerRunner:
             raise ValueError(f"prompts: expected 1 to {self.batch} of one batch, got {len(prompts)}")
         padded = [prompts[i % len(prompts)] for i in range(self.batch)]
         names = [BASELINE_NAME, AGAIN, *self.plans]
-        names += [f"padding {i}" for i in range(self.least_blocks - len(names))]
-        options = [self.plans[name].options if name in self.plans else ReplayOptions() for name in names]
-        blocks = [Block(name=name, options=o) for name, o in zip(names, options, strict=True)]
+        names += [f"padding {i}" for i in range(self.least_plans - len(self.plans))]
+        blocks = [Block.of(name, self.plans.get(name, BASELINE)) for name in names]
         wrapped = wrap(self.model, blocks, n_sequences=self.batch, backend=self.backend, seed=self.seed)
         with wrapped as model:
             loop = AnswerLoop(model, padded, vocab_size=self.vocab_size, seed=self.seed)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from driftgate.accuracy.mixed import describe_plan, read_plan
 from driftgate.accuracy.plans import PrecisionPlan
 from driftgate.accuracy.records import BitwiseRecord, ToleranceRecord
 from driftgate.kernels.contract import Backend
@@ -87,7 +88,7 @@ class CrossCheckJob:
         job = {
             "folder": str(folder.resolve()),
             "dtype": dtype,
-            "plans": {name: str(plan) for name, plan in plans.items()},
+            "plans": {name: describe_plan(plan) for name, plan in plans.items()},
             "token_ids": token_ids.tolist(),
             "prefill": prefill,
             "vocab_size": vocab_size,
@@ -148,7 +149,7 @@ def certified(plans: Mapping[str, PrecisionPlan]) -> dict[str, Sequence[Any]]:
 
     ``driftgate certify`` takes every length and format.
     """
-    options = [plan.options for plan in plans.values()]
+    options = [options for plan in plans.values() for options in plan.every]
     lengths = sorted({1} | {o.length for o in options})
     formats = [f for f in FORMATS if f == "fp32" or any(f in (o.read, o.recurrence) for o in options)]
     return {"lengths": lengths, "formats": formats}
@@ -185,7 +186,7 @@ def _main(path: Path) -> None:
     torch.set_num_threads(1)
     job = json.loads((path / "job.json").read_text())
     loaded = load_model(Path(job["folder"]), name="model", device="cpu", dtype=job["dtype"])
-    plans = {name: PrecisionPlan.parse(text) for name, text in job["plans"].items()}
+    plans = {name: read_plan(name, described) for name, described in job["plans"].items()}
     runner = LockstepRunner(
         loaded.model,
         plans,

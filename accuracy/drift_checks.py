@@ -13,13 +13,13 @@ import numpy as np
 
 from driftgate.accuracy.analysis import PlanStatistics, summarize_plan
 from driftgate.accuracy.kl_summary import N_EFFECTIVE_MIN, SD_LN_MAX, KlSummary, summarize_kl
+from driftgate.accuracy.mixed import find_plan
 from driftgate.accuracy.plans import PrecisionPlan
 from driftgate.accuracy.policy_file import Check
 from driftgate.accuracy.records import PlanRecord, RunData, VerdictRecord
 from driftgate.accuracy.resampling import Steps, form_units, t_interval
 from driftgate.accuracy.statistics import quantile_interval
 from driftgate.accuracy.verdicts import compare_bounds, matches, record_verdict
-from driftgate.quant.formats import get_format
 
 __all__ = ["SENSITIVITY", "bound_mean_kl", "check_drift", "equals_baseline", "find_invalid", "find_nonfinite"]
 
@@ -38,6 +38,7 @@ class _Subject:
     """What a check looks at."""
 
     name: str
+    plan: PrecisionPlan
     record: PlanRecord
     statistics: PlanStatistics
     data: RunData
@@ -61,8 +62,9 @@ def check_drift(data: RunData, name: str, checks: tuple[Check, ...], blind: list
         blind: controls that cannot be told from the baseline: no figure of the plan may pass then.
     """
     record = data.results.plans[name]
-    subject = _Subject(name, record, summarize_plan(data.steps, name, PrecisionPlan.parse(name)), data)
-    invalid = find_invalid(name, record, floor=data.results.noise_floor.kl_mean)
+    plan = find_plan(data, name)
+    subject = _Subject(name, plan, record, summarize_plan(data.steps, name, plan), data)
+    invalid = find_invalid(plan, record, floor=data.results.noise_floor.kl_mean)
     verdicts = []
     for check in checks:
         if check.check not in _CHECKS or not matches(name, check.plans):
@@ -73,10 +75,10 @@ def check_drift(data: RunData, name: str, checks: tuple[Check, ...], blind: list
     return verdicts
 
 
-def find_invalid(name: str, record: PlanRecord, *, floor: float | None = None) -> str | None:
+def find_invalid(plan: PrecisionPlan, record: PlanRecord, *, floor: float | None = None) -> str | None:
     """Why a plan's figures do not measure the plan, None if they do; ``floor``: mean KL of the noise floor."""
-    found = equals_baseline(name, record, floor=floor)
-    if found is not None or not PrecisionPlan.parse(name).low_precision:
+    found = equals_baseline(plan, record, floor=floor)
+    if found is not None or not plan.low_precision:
         return found
     if record.counters.low_precision_reads == 0:
         return "copy_not_read: no step read a low-precision state; run more steps than L, or choose L >= 2"
@@ -85,10 +87,10 @@ def find_invalid(name: str, record: PlanRecord, *, floor: float | None = None) -
     return None
 
 
-def equals_baseline(name: str, record: PlanRecord, *, floor: float | None = None) -> str | None:
+def equals_baseline(plan: PrecisionPlan, record: PlanRecord, *, floor: float | None = None) -> str | None:
     """Why a plan below FP32 seems to have run in FP32, None if it does not."""
     mean = record.kl.mean
-    if PrecisionPlan.parse(name).low_precision and (
+    if plan.low_precision and (
         record.kl.max == 0.0 or (mean is not None and floor is not None and mean <= SENSITIVITY * floor)
     ):
         return "equals_baseline: its KL is that of FP32, so no low-precision state reached the outputs"
@@ -136,7 +138,7 @@ def _check_kl_mean(subject: _Subject, check: Check) -> VerdictRecord:
     if kl.max == 0.0:
         return compare_bounds(subject.name, check, 0.0, 0.0)
     values = subject.kl_matrix()
-    if law.law is None and get_format(PrecisionPlan.parse(subject.name).options.recurrence).low_precision:
+    if law.law is None and subject.plan.low_recurrence:
         reason = f"too_few_cycles: {law.reason}; error that feeds back was not seen long enough"
         return compare_bounds(subject.name, check, *bound_mean_kl(kl, values)[:2], reason)
     if law.law != "growing":

@@ -74,6 +74,12 @@ def bound_cap_excess(items: pd.DataFrame, plan: str, task: str, *, alpha: float 
     return float(bounds.lower[0]), float(bounds.upper[0])
 
 
+def has_caps(items: pd.DataFrame, task: str) -> bool:
+    """Whether any answer to a task was generated, and so could be cut off: more than the one token of a choice."""
+    own = items[items["task"] == task]
+    return bool(own["capped"].any() or (own["n_tokens"] > 1).any())
+
+
 def count_reads(items: pd.DataFrame, plan: str, task: str) -> NDArray[np.int64] | None:
     """Reads of a low-precision state for each answer of a plan, None where the frame does not say."""
     if "low_precision_reads" not in items:

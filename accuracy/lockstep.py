@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from driftgate.accuracy.adapters.wrapping import Block, WrappedModel, wrap
+from driftgate.accuracy.digest import LogitDigest
 from driftgate.accuracy.metrics.kl import kl_divergence
 from driftgate.accuracy.metrics.probability import delta_p, negative_log_likelihood
 from driftgate.accuracy.metrics.top import same_top
 from driftgate.accuracy.observers import InputRecorder, RecordedInputs, StateObserver, StateSums
-from driftgate.accuracy.plans import PrecisionPlan
+from driftgate.accuracy.plans import BASELINE, PrecisionPlan
 from driftgate.errors import EmptyRunError
-from driftgate.kernels.contract import Backend, ReplayOptions
+from driftgate.kernels.contract import Backend
 from driftgate.quant.formats import get_format
 
 __all__ = ["AGAIN", "BASELINE_NAME", "NOISE", "Counters", "LockstepResult", "LockstepRunner", "Probe"]
@@ -87,6 +88,7 @@ class LockstepResult:
         again: where the A/A block differed, None if nowhere.
         recorded: inputs of the recurrent layers for the first sequence, where asked for.
         first_logits: by plan and for the baseline, logits of the first sequence [n_kept, vocab] where asked for.
+        digests: of the bits of the baseline's logits, one of each batch; equal where a rerun was bit-equal.
     """
 
     positions: np.ndarray
@@ -105,6 +107,7 @@ class LockstepResult:
     again: Mismatch | None
     recorded: RecordedInputs | None
     first_logits: dict[str, np.ndarray]
+    digests: list[int]
 
 
 class LockstepRunner:
@@ -118,6 +121,8 @@ class LockstepRunner:
         prefill: tokens of each sequence that the model prefills itself; at least 1.
         vocab_size: columns of the logits that are real; None for all.
         seed: of plans with stochastic rounding; the draws of a sequence depend on its place in ``token_ids`` alone.
+        least_plans: blocks of rows for at least so many plans: a rerun with fewer in the same shape, whose baseline has
+            the same bits.
     """
 
     def __init__(
@@ -130,11 +135,13 @@ class LockstepRunner:
         prefill: int = 1,
         vocab_size: int | None = None,
         seed: int = 0,
+        least_plans: int = 0,
     ) -> None:
         if prefill < 1:
             raise ValueError(f"prefill: expected at least 1 token, got {prefill}")
         self.model, self.plans, self.batch = model, dict(plans), batch
         self.backend, self.prefill, self.vocab_size, self.seed = backend, prefill, vocab_size, seed
+        self.least_plans = least_plans
 
     def run(
         self,
@@ -208,10 +215,8 @@ class _Batch:
     ) -> None:
         self.runner, self.first, self.n_used = runner, first, n_used
         self.names = [BASELINE_NAME, AGAIN, NOISE, *runner.plans]
-        options = [ReplayOptions()] * _FIXED_BLOCKS + [p.options for p in runner.plans.values()]
-        self.blocks = [
-            Block(name=name, options=o, alternative=name == NOISE) for name, o in zip(self.names, options, strict=True)
-        ]
+        self.names += [f"padding {i}" for i in range(runner.least_plans - len(runner.plans))]
+        self.blocks = [Block.of(n, runner.plans.get(n, BASELINE), alternative=n == NOISE) for n in self.names]
         self.wrapped = wrap(
             runner.model, self.blocks, n_sequences=len(token_ids), backend=runner.backend, seed=runner.seed
         )
@@ -256,12 +261,14 @@ class _AgainCheck:
         self.layers = torch.zeros(model.n_layers + 1, dtype=torch.bool, device=model.device)
         self.history: list[torch.Tensor] = []
         self.positions: list[int] = []
+        self.digest = LogitDigest(model.device)
 
     def observe(self, layer: int, _inputs: object, out: torch.Tensor) -> None:
         self.layers[layer] = _bits_differ(out[self.base], out[self.again]).any()
 
     def after_step(self, logits: torch.Tensor, position: int) -> None:
         self.layers[-1] = _bits_differ(logits[0], logits[1]).any()
+        self.digest.add(logits[0])
         self.history.append(self.layers.clone())
         self.positions.append(position)
 
@@ -326,9 +333,9 @@ class _Columns:
         stacked = {k: torch.stack(v, dim=-1).cpu().numpy() for k, v in self.columns.items()}  # [blocks, S, steps]
         different, probes = self.different.cpu().tolist(), self.probes.cpu().numpy()
         kept = torch.stack(self.kept, dim=1).float().cpu().numpy() if self.kept else None
-        plans = list(enumerate(names))[_FIXED_BLOCKS:]
+        plans = list(enumerate(names))[_FIXED_BLOCKS : _FIXED_BLOCKS + len(self.batch.runner.plans)]
         scored = [(0, BASELINE_NAME), *plans]
-        n_layers = self.batch.wrapped.n_layers
+        layers = self.batch.wrapped.layer_indices
         return LockstepResult(
             positions=np.asarray(self.positions),
             kl={n: stacked["kl"][i] for i, n in plans},
@@ -341,29 +348,29 @@ class _Columns:
             n_logits=self.n_logits,
             probes={n: probes[i] for i, n in scored},
             counters={
-                n: _count(blocks[i].options, stacked["flush"][i], n_layers, blocks[i].pool.error[: self.batch.n_used])
+                n: _count(blocks[i].plan, stacked["flush"][i], layers, blocks[i].errors()[: self.batch.n_used])
                 for i, n in plans
             },
             state={n: observer.sums(i) for i, n in plans},
-            layer_indices=self.batch.wrapped.layer_indices,
+            layer_indices=layers,
             again=again.mismatch(),
             recorded=recorder.recorded(),
             first_logits={} if kept is None else {n: kept[i] for i, n in scored},
+            digests=[again.digest.value()],
         )
 
 
-def _count(options: ReplayOptions, flush: np.ndarray, n_layers: int, error: torch.Tensor) -> Counters:
-    """Counters of a plan from its flush flags [sequences, steps] and error words [sequences]."""
-    low_read = get_format(options.read).low_precision
-    low_recurrence = get_format(options.recurrence).low_precision
-    flushes = int(flush.sum()) * n_layers
-    others = int(flush.size) * n_layers - flushes
-    return Counters(
-        low_precision_reads=others * low_read + flushes * low_recurrence,
-        flushes=flushes,
-        requantizations=flushes * (low_recurrence or (options.split and low_read)),
-        nonfinite_states=int((error != 0).sum()),
-    )
+def _count(plan: PrecisionPlan, flush: np.ndarray, layer_indices: list[int], wrong: torch.Tensor) -> Counters:
+    """Counters of a plan from its flush flags [sequences, steps], the same in all layers, and ``wrong`` [sequences]."""
+    flushes = int(flush.sum())
+    others = int(flush.size) - flushes
+    counters = Counters(flushes=flushes * len(layer_indices), nonfinite_states=int(wrong.sum()))
+    for options in map(plan.at, layer_indices):
+        low_read = get_format(options.read).low_precision
+        low_recurrence = get_format(options.recurrence).low_precision
+        counters.low_precision_reads += others * low_read + flushes * low_recurrence
+        counters.requantizations += flushes * (low_recurrence or (options.split and low_read))
+    return counters
 
 
 def _bits_differ(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -404,4 +411,5 @@ def _join(parts: list[LockstepResult], order: np.ndarray) -> LockstepResult:
         again=next((r.again for r in parts if r.again is not None), None),
         recorded=first.recorded,
         first_logits=first.first_logits,
+        digests=[digest for r in parts for digest in r.digests],
     )

@@ -6,21 +6,30 @@ import hashlib
 import json
 import textwrap
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
 
 from driftgate.accuracy.adapters.families import find_family
 from driftgate.accuracy.adapters.hooks import quiet_transformers
+from driftgate.accuracy.free_memory import SPREAD, spread_limits
+from driftgate.accuracy.quantized_weights import check_dequantized, check_quantization, dequantize_at_load
+from driftgate.accuracy.weight_files import StoredWeight, loaded_bytes, main_dtype, read_headers, refuse_too_large
 from driftgate.errors import InputError, UsageError
 
-__all__ = ["LoadedModel", "check_model", "hash_file", "load_model", "load_tokenizer", "resolve_device"]
+__all__ = [
+    "LoadedModel", "check_config", "check_model", "hash_file", "load_model", "load_tokenizer", "resolve_device",
+    "weights_memory",
+]  # fmt: skip
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+KEPT_IN_FP32 = (r"\.A_log$", r"\.dt_bias$", r"\.D$")
+"""Names of the weights that set a recurrence's decay and skip, as transformers matches them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,40 +76,50 @@ def load_model(folder: Path, *, name: str, device: str, dtype: str | None = None
     Args:
         folder: in Hugging Face layout.
         name: how to call it in messages and reports.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        dtype: ``fp32``, ``bf16`` or ``fp16`` for weights and activations; None for what the checkpoint stores.
+        device: ``cpu``, ``cuda``, ``cuda:N``, or ``cuda+cpu`` for a GPU and this machine's memory beyond.
+        dtype: ``fp32``, ``bf16`` or ``fp16`` for weights and activations; None for the checkpoint's own. A_log,
+            dt_bias and D are FP32 in any case, which holds whatever a checkpoint stores.
 
     Raises:
-        InputError: something in the folder is missing, cut short, not covered, disagrees with the config, or NaN.
+        InputError: something in the folder is missing, cut short, not covered, disagrees with the config, or NaN; or
+            the weights do not fit into the memory of the device.
     """
-    parsed = check_model(folder)
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
-
-    # some families have a multimodal class alone; of those with both, the text class
-    home: Any = AutoModelForCausalLM if type(parsed) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
-    with quiet_transformers(), warnings.catch_warnings(action="ignore"):
+    parsed = check_model(folder, device=device, dtype=dtype)
+    wanted = _choose_dtype(parsed, read_headers(folder), dtype)
+    dequantize_at_load(parsed)
+    with quiet_transformers(), warnings.catch_warnings(action="ignore"), _kept_in_fp32(parsed) as home:
         try:
             model, info = home.from_pretrained(
                 folder,
-                dtype="auto" if dtype is None else DTYPES[dtype],
+                config=parsed,
+                dtype=wanted,
+                **_placement(device),
                 attn_implementation="eager",
                 local_files_only=True,
+                trust_remote_code=False,  # nor ask for it on the terminal
                 ignore_mismatched_sizes=True,  # told by name below, where transformers only says that there are some
                 output_loading_info=True,
             )
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise InputError(
+                f"{folder}: the memory of {device} ran out while its weights were loaded; give another --device"
+            ) from error
         except Exception as error:  # a config can make the constructors raise anything, AssertionError among it
             raise InputError(f"{folder}: weights do not fit config.json: {_one_line(error)}") from error
+        if "disk" in (getattr(model, "hf_device_map", None) or {}).values():  # it would come back rounded to BF16
+            raise InputError(f"{folder}: its layers do not fit into GPU and memory; give a smaller checkpoint")
         _check_loaded(folder, info)
+        check_dequantized(folder, model, wanted)
         tokenizer = load_tokenizer(folder)
     for key, weight in model.named_parameters():
-        if not bool(torch.isfinite(weight).all()):
+        if not weight.is_meta and not bool(torch.isfinite(weight).all()):  # meta: kept aside by accelerate
             raise InputError(f"{folder}: weight {key} holds NaN or infinity; the checkpoint is damaged, fetch it again")
     text = text_config(model.config)
     real = int(text.vocab_size) if tokenizer is None else min(int(text.vocab_size), len(tokenizer))
     return LoadedModel(
         name=name,
         folder=folder,
-        model=model.to(device).eval().requires_grad_(False),
+        model=model.eval().requires_grad_(False),
         tokenizer=tokenizer,
         vocab_size=real,
         family=find_family(parsed).name,
@@ -108,8 +127,13 @@ def load_model(folder: Path, *, name: str, device: str, dtype: str | None = None
     )
 
 
-def check_model(folder: Path) -> Any:
+def check_model(folder: Path, *, device: str | None = None, dtype: str | None = None) -> Any:
     """Everything that a checkpoint folder shows before its weights are loaded.
+
+    Args:
+        folder: in Hugging Face layout.
+        device: where the weights must fit; None to leave that open.
+        dtype: as ``load_model`` takes it.
 
     Returns:
         The config, as transformers reads it.
@@ -117,18 +141,25 @@ def check_model(folder: Path) -> Any:
     Raises:
         InputError: as ``load_model``, but for what only the weights show.
     """
-    config = _read_config(folder)
-    quantization = config.get("quantization_config") or {}
-    if quantization.get("quant_method") == "modelopt" or (folder / "hf_quant_config.json").exists():
-        raise InputError(
-            f"{folder}: quant_method modelopt would be loaded without its scales; dequantise it to BF16 first"
-        )
-    _check_weights(folder)
+    parsed = check_config(folder)
+    weights = read_headers(folder)
+    if device is not None:
+        refuse_too_large(folder, weights, device=device, dtype=_choose_dtype(parsed, weights, dtype))
+    return parsed
+
+
+def check_config(folder: Path) -> Any:
+    """The part of ``check_model`` for which config.json is enough.
+
+    Raises:
+        InputError: no config of a model that driftgate covers, or weights in a form that it does not.
+    """
+    check_quantization(folder, _read_config(folder))
     from transformers import AutoConfig
 
     with quiet_transformers(), warnings.catch_warnings(action="ignore"):
         try:
-            parsed = AutoConfig.from_pretrained(folder, local_files_only=True)
+            parsed = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except (ValueError, KeyError, TypeError, AttributeError, OSError, StrictDataclassError) as error:
             raise InputError(f"{folder}/config.json: {_one_line(error)}") from error
     text = text_config(parsed)
@@ -140,6 +171,12 @@ def check_model(folder: Path) -> Any:
             f"{folder}/config.json: pad_token_id {pad} is outside the vocabulary of {text.vocab_size}; correct one"
         )
     return parsed
+
+
+def weights_memory(folder: Path, parsed: Any, dtype: str | None = None) -> int:
+    """Bytes that the weights of a folder take once they are loaded; ``parsed`` and ``dtype`` as ``check_model`` has."""
+    weights = read_headers(folder)
+    return loaded_bytes(weights, _choose_dtype(parsed, weights, dtype))
 
 
 def text_config(config: Any) -> Any:
@@ -154,7 +191,7 @@ def hash_file(path: Path) -> str:
 
 
 def resolve_device(device: str) -> str:
-    """``auto`` becomes ``cuda`` where there is a GPU.
+    """``auto`` becomes ``cuda`` where there is a GPU; ``cuda+cpu`` spreads a model that does not fit on one.
 
     Raises:
         UsageError: not a device name.
@@ -163,13 +200,13 @@ def resolve_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        kind = torch.device(device)
+        kind = torch.device("cuda" if device == SPREAD else device)
     except RuntimeError as error:
-        raise UsageError(f"unknown device {device!r}; use auto, cpu, cuda or cuda:N") from error
+        raise UsageError(f"unknown device {device!r}; use auto, cpu, cuda or cuda:N, or {SPREAD}") from error
     if kind.type == "cuda" and (not torch.cuda.is_available() or (kind.index or 0) >= torch.cuda.device_count()):
         raise InputError(f"device {device} is not on this machine; use --device cpu")
     if kind.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {device!r} is not covered; use auto, cpu, cuda or cuda:N")
+        raise UsageError(f"device {device!r} is not covered; use auto, cpu, cuda or cuda:N, or {SPREAD}")
     return device
 
 
@@ -186,25 +223,47 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _check_weights(folder: Path) -> None:
-    """Every shard is there and whole, before transformers starts to load."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{index} is no weight index; fetch the checkpoint again") from error
-    else:
-        shards = ["model.safetensors"]
-    for shard in shards:
-        path = folder / shard
-        if not path.exists():
-            raise InputError(f"{path} is missing; fetch the checkpoint again")
-        try:
-            with safe_open(path, framework="pt") as file:
-                file.keys()
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path} is cut short or damaged ({_one_line(error)}); fetch it again") from error
+def _placement(device: str) -> dict[str, Any]:
+    """Where transformers puts the weights, straight there: no second copy on this machine."""
+    if device == SPREAD:
+        return {"device_map": "auto", "max_memory": spread_limits()}
+    return {"device_map": {"": "cuda:0" if device == "cuda" else device}}
+
+
+def _choose_dtype(parsed: Any, weights: Mapping[str, StoredWeight], dtype: str | None) -> torch.dtype:
+    """Dtype of weights and activations: what is asked for, else what the config says, else what most weights have."""
+    if dtype is not None:
+        return DTYPES[dtype]
+    said = getattr(text_config(parsed), "dtype", None) or getattr(parsed, "dtype", None)
+    return said if isinstance(said, torch.dtype) else main_dtype(weights)
+
+
+@contextmanager
+def _kept_in_fp32(parsed: Any) -> Iterator[Any]:
+    """The auto class that loads a config's model; meanwhile the model's class keeps the small weights in FP32.
+
+    Some families have a multimodal class alone; of those with both it is the text class.
+    """
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    causal = type(parsed) in MODEL_FOR_CAUSAL_LM_MAPPING
+    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING if causal else MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    kind, field = known[type(parsed)], "_keep_in_fp32_modules_strict"
+    own = field in vars(kind)
+    before = getattr(kind, field)
+    setattr(kind, field, [*(before or ()), *KEPT_IN_FP32])
+    try:
+        yield AutoModelForCausalLM if causal else AutoModelForImageTextToText
+    finally:
+        if own:
+            setattr(kind, field, before)
+        else:
+            delattr(kind, field)
 
 
 def _check_loaded(folder: Path, info: dict[str, Any]) -> None:
@@ -224,7 +283,7 @@ def load_tokenizer(folder: Path) -> Any:
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
         return None
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the Rust tokenizer raises plain Exception
         raise InputError(f"{folder}: the tokenizer is damaged or not covered: {_one_line(error)}") from error
 

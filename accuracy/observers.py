@@ -54,6 +54,7 @@ class StateObserver:
         self.sum = torch.zeros(shape, dtype=torch.float64, device=model.device)
         self.greatest = torch.zeros_like(self.sum)
         self.count = torch.zeros(shape, dtype=torch.int64)
+        self.counted = _counted_heads([model.blocks[i].head for i in self.plans], model.shape.value_heads, model.device)
         self.clocks = [_Clock(model.blocks[i].options) for i in self.plans]
         self.started = False
 
@@ -84,19 +85,22 @@ class StateObserver:
         for p, flushing in enumerate(self.flushing):
             if not flushing:
                 continue
-            pool = self.model.blocks[self.plans[p]].pool
-            checkpoint = pool.checkpoint.read(layer, self.sequence)
+            pool, own = self.model.blocks[self.plans[p]].place(layer)
+            checkpoint = self.model.blocks[self.plans[p]].read_checkpoint(layer, self.sequence)
             self._add("checkpoint_error", p, layer, relative_error(checkpoint, shadow[p : p + 1], (-2, -1)))
             self._add("trajectory_error", p, layer, relative_error(checkpoint, baseline, (-2, -1)))
             if pool.copy is not None:
-                read = pool.copy.read(layer, self.sequence)
-                self._add("read_error", p, layer, relative_error(read, checkpoint, (-2, -1)))
+                read = pool.copy.read(own, self.sequence)
+                held = pool.checkpoint.read(own, self.sequence)
+                self._add("read_error", p, layer, relative_error(read, held, (-2, -1)))
 
     def _add(self, error: str, plans: int | slice, layer: int, by_head: torch.Tensor) -> None:
         """by_head: [plans, heads] float64."""
         e = ERRORS.index(error)
         index = slice(plans, plans + 1) if isinstance(plans, int) else plans
-        self.sum[e, index, layer] += by_head.mean(-1)
+        counted = self.counted[index]
+        by_head = by_head.where(counted, 0.0)
+        self.sum[e, index, layer] += by_head.sum(-1) / counted.sum(-1)
         self.greatest[e, index, layer] = torch.maximum(self.greatest[e, index, layer], by_head.amax(-1))
         self.count[e, index, layer] += 1
 
@@ -114,6 +118,13 @@ class StateObserver:
                 )
             )
         return result
+
+
+def _counted_heads(heads: list[int | None], n_heads: int, device: torch.device) -> torch.Tensor:
+    """Heads that enter the errors of each plan, [plans, heads] bool: all, or the one that a plan is about."""
+    every = torch.arange(n_heads, device=device)
+    rows = [torch.ones_like(every, dtype=torch.bool) if head is None else every == head for head in heads]
+    return torch.stack(rows) if rows else torch.ones(0, n_heads, dtype=torch.bool, device=device)
 
 
 class _Clock:

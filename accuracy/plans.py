@@ -53,6 +53,8 @@ class PrecisionPlan:
 
     Args:
         options: the numeric part, as kernels read it.
+        layers: decoder-layer indices that have options of their own, in order; ``mixed.mix_layers`` makes such plans.
+        head: the value head that alone has them, None for all; an ablation by heads measures such plans.
 
     Examples:
         >>> str(PrecisionPlan.parse("nvfp4/fp32@16+exact"))
@@ -62,6 +64,8 @@ class PrecisionPlan:
     """
 
     options: ReplayOptions
+    layers: tuple[tuple[int, ReplayOptions], ...] = ()
+    head: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> PrecisionPlan:
@@ -101,30 +105,55 @@ class PrecisionPlan:
         return cls(options=options)
 
     def __str__(self) -> str:
-        o = self.options
-        if o.step_by_step:
-            return "baseline"
-        text = f"{o.read}/{o.recurrence}@{o.length}" if o.split else f"{o.read}@{o.length}"
-        if o.fold is not Fold.EXACT:
-            text += f"+{o.fold.value}"
-        if o.readout is not Readout.OUTPUT_ONLY:
-            text += f"+{o.readout.value}"
-        if o.buffer != "fp32":
-            text += f"+buf={o.buffer}"
-        if o.stochastic:
-            text += "+sr"
-        if o.dot is not Dot.IEEE:
-            text += f"+dot={o.dot.value}"
-        if o.track:
-            text += f"+track={o.track}"
-        if o.window:
-            text += f"+spec={o.window}"
-        return text
+        """The text of a plan; of a mixed one a description, which no command line takes."""
+        text = _write(self.options)
+        by_text: dict[str, list[str]] = {}
+        for index, options in self.layers:
+            by_text.setdefault(_write(options), []).append(str(index))
+        where = "" if self.head is None else f" head {self.head}"
+        parts = [f"{own} in layer{'s' * (len(at) > 1)} {','.join(at)}{where}" for own, at in by_text.items()]
+        return ", ".join([text, *parts])
+
+    @property
+    def every(self) -> tuple[ReplayOptions, ...]:
+        """The options of all layers, each once, those of the unnamed layers first."""
+        return tuple(dict.fromkeys((self.options, *(options for _, options in self.layers))))
+
+    def at(self, layer: int) -> ReplayOptions:
+        """The options of a decoder layer."""
+        return dict(self.layers).get(layer, self.options)
 
     @property
     def low_precision(self) -> bool:
         """Whether any format of the plan is below FP32."""
-        return self.options.read != "fp32" or self.options.recurrence != "fp32"
+        return self.low_recurrence or any(o.read != "fp32" for o in self.every)
+
+    @property
+    def low_recurrence(self) -> bool:
+        """Whether what is fed back into a state is rounded in any layer."""
+        return any(o.recurrence != "fp32" for o in self.every)
+
+
+def _write(o: ReplayOptions) -> str:
+    """Options as a plan text."""
+    if o.step_by_step:
+        return "baseline"
+    text = f"{o.read}/{o.recurrence}@{o.length}" if o.split else f"{o.read}@{o.length}"
+    if o.fold is not Fold.EXACT:
+        text += f"+{o.fold.value}"
+    if o.readout is not Readout.OUTPUT_ONLY:
+        text += f"+{o.readout.value}"
+    if o.buffer != "fp32":
+        text += f"+buf={o.buffer}"
+    if o.stochastic:
+        text += "+sr"
+    if o.dot is not Dot.IEEE:
+        text += f"+dot={o.dot.value}"
+    if o.track:
+        text += f"+track={o.track}"
+    if o.window:
+        text += f"+spec={o.window}"
+    return text
 
 
 def _parse_options(text: str, options: str) -> dict[str, object]:

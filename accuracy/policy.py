@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
+import pandas as pd
+
 from driftgate.accuracy.drift_checks import SENSITIVITY, check_drift, equals_baseline, find_invalid, find_nonfinite
 from driftgate.accuracy.items import BASELINE, count_reads
-from driftgate.accuracy.plans import PrecisionPlan
+from driftgate.accuracy.mixed import find_plan
 from driftgate.accuracy.policy_file import Check, Policy, load_policy
 from driftgate.accuracy.records import PlanRecord, RunData, VerdictRecord
 from driftgate.accuracy.task_checks import check_tasks, judge_task
@@ -51,7 +53,7 @@ def decide(data: RunData, policy: Policy) -> None:
         for task, answers in by_task.items():
             answers.verdict = judge_task(verdicts, name, task)
     for name, record in candidates.items():
-        nonfinite = find_nonfinite(record)
+        nonfinite = find_nonfinite(record) or _find_nonfinite_answers(data.items, name)
         if nonfinite is not None and not any(v.plan == name and v.verdict == "fail" for v in verdicts):
             verdicts.append(record_verdict(name, "finite", "fail", nonfinite))  # whatever the policy asks for
     for control in blind:
@@ -77,19 +79,29 @@ def find_unmatched(policy: Policy, plans: Iterable[str], tasks: Iterable[str]) -
 def _why_untested(data: RunData, plan: str, task: str) -> str | None:
     """Why answers say nothing about a plan's precision: no low-precision state was read while they were produced.
 
-    Items count their own reads (an answer on flush steps alone has none); for questions in streams the plan's counters
-    stand.
+    Items count their own reads (an answer on flush steps alone has none), and at least half of the answers must have
+    some: the others are those of the baseline whatever the format. For questions in streams the plan's counters stand.
     """
-    if not PrecisionPlan.parse(plan).low_precision:
+    parsed = find_plan(data, plan)
+    if not parsed.low_precision:
         return None
     record: PlanRecord = data.results.plans[plan]
     floor = data.results.noise_floor.kl_mean
     reads = count_reads(data.items, plan, task)
     if reads is None:
-        return find_invalid(plan, record, floor=floor)
-    if not reads.any():
-        return "copy_not_read: no low-precision state was read while the answers were produced; ask for longer answers"
-    return equals_baseline(plan, record, floor=floor)
+        return find_invalid(parsed, record, floor=floor)
+    if 2 * (reads > 0).sum() < len(reads):
+        found = f"{int((reads > 0).sum())} of {len(reads)} answers"
+        return f"copy_not_read: a low-precision state was read for {found}; prefill less or ask for longer answers"
+    return equals_baseline(parsed, record, floor=floor)
+
+
+def _find_nonfinite_answers(items: pd.DataFrame, plan: str) -> str | None:
+    """Where logits that an answer was read from were NaN or infinite, None if nowhere."""
+    broken = items[(items["plan"] == plan) & (items["parse_reason"] == "nonfinite")]
+    if broken.empty:
+        return None
+    return f"{len(broken)} answers have logits that are not finite, the first to {broken['item_id'].iloc[0]}"
 
 
 def _check_bitwise(data: RunData, policy: Policy) -> list[VerdictRecord]:
@@ -128,7 +140,7 @@ def _check_backends(data: RunData) -> list[VerdictRecord]:
         return [record_verdict(BASELINE, "cross_check", "inconclusive", reason)]
     limit = CROSS_CHECK_LIMIT.get(str(data.results.model.get("dtype")), CROSS_CHECK_LIMIT["float32"])
     by_plan = backend.cross_check.by_plan
-    exact = [BASELINE, *(n for n in data.results.plans if not PrecisionPlan.parse(n).low_precision)]
+    exact = [BASELINE, *(n for n in data.results.plans if not find_plan(data, n).low_precision)]
     differences = {name: by_plan.get(name) for name in exact}
     if any(d is None or d > limit for d in differences.values()):
         reason = f"twins and Triton kernels differ on the same tokens: {differences}"

@@ -22,10 +22,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from driftgate.errors import InputError
 
 __all__ = [
-    "SCHEMA_VERSION", "Backends", "BitwiseRecord", "BytesRecord", "CounterRecord", "CrossCheck", "DeltaP",
-    "DriftRecord", "KlRecord", "LayerState", "Manifest", "NoiseFloor", "PerplexityRecord", "PlanRecord",
-    "ProportionRecord", "Results", "RunData", "StateRecord", "TaskRecord", "ToleranceRecord", "Verdict",
-    "VerdictRecord", "load_run", "save_run", "write_text",
+    "SCHEMA_VERSION", "AblationRecord", "Backends", "BitwiseRecord", "BytesRecord", "CounterRecord", "CrossCheck",
+    "DeltaP", "DriftRecord", "KlRecord", "LayerState", "Manifest", "NoiseFloor", "PerplexityRecord", "PlanRecord",
+    "ProportionRecord", "ReferenceRecord", "Results", "RunData", "StateRecord", "TaskRecord", "ToleranceRecord",
+    "Verdict", "VerdictRecord", "load_run", "save_run", "write_text",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
@@ -311,6 +311,44 @@ class VerdictRecord(Record):
     reason: str
 
 
+class AblationRecord(Record):
+    """A recurrent layer, or a value head of one, alone in a plan's precision; FP32 replay everywhere else.
+
+    Attributes:
+        plan: key of the plan that was taken apart.
+        layer: decoder-layer index.
+        head: value head, null for the whole layer.
+        kl_mean, kl_ci_low, kl_ci_high: nats per step over the stream positions.
+        read_error, checkpoint_error, output_error: of this layer or head, as in ``LayerState``.
+        bytes_saved: of a step's traffic per sequence, against FP32 replay in every layer.
+        state_ratio_saved: of the plan's state ratio, likewise.
+        kl_per_byte: mean KL over bytes saved; null where nothing is saved or nothing was measured.
+        invalid: why it was not measured, null if it was.
+    """
+
+    plan: str
+    layer: int
+    head: int | None = None
+    kl_mean: float | None
+    kl_ci_low: float | None
+    kl_ci_high: float | None
+    read_error: float | None
+    checkpoint_error: float | None
+    output_error: float | None
+    bytes_saved: float
+    state_ratio_saved: float
+    kl_per_byte: float | None
+    invalid: str | None
+
+
+class ReferenceRecord(Record):
+    """KL(reference model‖model), both with an FP32 state, on the tokens of the run."""
+
+    model: str
+    kl: KlRecord
+    same_top_p: ProportionRecord
+
+
 class Results(Record):
     """results.json."""
 
@@ -323,7 +361,9 @@ class Results(Record):
     bitwise: list[BitwiseRecord]
     tolerance: list[ToleranceRecord] = Field(default_factory=list)
     noise_floor: NoiseFloor
+    reference: ReferenceRecord | None = None
     verdicts: list[VerdictRecord]
+    ablation: list[AblationRecord] = Field(default_factory=list)
 
 
 class Manifest(Record):
@@ -341,6 +381,7 @@ class Manifest(Record):
     plans: dict[str, dict[str, Any]]
     streams: dict[str, Any]
     tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    digests: dict[str, list[int]] = Field(default_factory=dict)
     timing: dict[str, float]
     created: str
 

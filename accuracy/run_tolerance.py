@@ -66,7 +66,7 @@ def list_run_tolerance(
     ``output_only``. Products in TF32 and BF16 exist compiled alone, elsewhere they are measured in FP32.
     """
     ways: dict[tuple[Readout, Dot], set[int]] = {}
-    for options in (plan.options for plan in plans.values()):
+    for options in (options for plan in plans.values() for options in plan.every):
         if not options.step_by_step:
             readout = Readout.STATE_OUTPUT if options.readout is Readout.STATE_OUTPUT else Readout.OUTPUT_ONLY
             dot = options.dot if backend is Backend.TRITON else Dot.IEEE

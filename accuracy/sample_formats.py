@@ -37,6 +37,10 @@ _NOT_MATCHED = ("[invalid]", "['invalid']")
 _INSPECT_SAMPLE = re.compile(r"samples/.+_epoch_\d+(?:\.json|/sample\.json)", re.DOTALL)
 _INSPECT_WORDS = {"c": 1.0, "p": 0.5, "i": 0.0, "n": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 _INSPECT_CAPS = ("max_tokens", "model_length")
+_NAMES = ("doc_id", "item_id", "task", "filter", "metrics")
+"""Fields of a line that are shown or looked up, beside the names of its fields."""
+_DEPTH_MAX = 200
+"""Levels of lists and objects; what hashes and prints them later recurses."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,9 @@ def read_file(path: Path, *, metric: str | None, filter: str | None, task: str |
         raise InputError(f"{path} is no text: {error}; expected {_KNOWN}") from error
     if not text.strip():
         raise EmptyRunError(f"{path} is empty; let the evaluation finish first")
+    start = text[: len(text) - len(text.lstrip())].count("\n") + 1
     with suppress(ValueError):
-        document = json.loads(text)
+        document = _parse(f"{path}, line {start}", text)
         if isinstance(document, dict) and {"eval", "status"} <= document.keys():
             return [_read_inspect(choice, document, document.get("samples") or [])]
     rows = list(_read_lines(path, text))
@@ -105,12 +110,50 @@ def _read_lines(path: Path, text: str) -> Iterator[tuple[int, Row]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = _parse(f"{path}, line {number}", line)
         except ValueError as error:
             raise InputError(f"{path}, line {number} is no JSON ({error}); is the file cut short?") from error
         if not isinstance(row, dict):
             raise InputError(f"{path}, line {number} is no JSON object; expected {_KNOWN}")
+        _check_names(f"{path}, line {number}", *row, *(row.get(name) for name in _NAMES))
         yield number, row
+
+
+def _parse(place: str, text: str | bytes) -> Any:
+    """JSON of bounded depth.
+
+    Args:
+        place: file and line, for the error.
+        text: one document.
+
+    Raises:
+        InputError: nested deeper than ``_DEPTH_MAX``.
+        ValueError: no JSON.
+    """
+    try:
+        document = json.loads(text)
+    except RecursionError:
+        document, level = None, _DEPTH_MAX + 1
+    else:
+        level, nodes = 0, [document]
+        while level <= _DEPTH_MAX and (nodes := [n for n in nodes if isinstance(n, dict | list)]):
+            nodes = [child for n in nodes for child in (n.values() if isinstance(n, dict) else n)]
+            level += 1
+    if level > _DEPTH_MAX:
+        raise InputError(f"{place}: nested deeper than {_DEPTH_MAX} levels; leave out what is no answer")
+    return document
+
+
+def _check_names(place: str, *names: Any) -> None:
+    """Names are shown, and half of a surrogate pair, which JSON can spell, is nothing that can be.
+
+    Raises:
+        InputError: there is one.
+    """
+    try:
+        json.dumps(names, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{place}: a name holds a lone surrogate, which is no text; write it as UTF-8") from error
 
 
 def _read_lm_eval(choice: _Choice, rows: list[tuple[int, Row]], task: str | None) -> SampleSet:
@@ -183,8 +226,9 @@ def _open_archive(path: Path) -> tuple[Row, list[Row]]:
             names = archive.namelist()
             if "header.json" not in names:
                 raise InputError(f"{path} has no header.json: no inspect_ai log, or one that is not complete")
-            header = json.loads(archive.read("header.json"))
-            return header, [json.loads(archive.read(n)) for n in names if _INSPECT_SAMPLE.fullmatch(n)]
+            header = _parse(f"{path}, header.json", archive.read("header.json"))
+            samples = [n for n in names if _INSPECT_SAMPLE.fullmatch(n)]
+            return header, [_parse(f"{path}, {n}", archive.read(n)) for n in samples]
     except NotImplementedError as error:
         raise InputError(
             f"{path} is compressed with zstd: pip install zipfile-zstd, or `inspect log convert --to json {path}`"
@@ -195,7 +239,8 @@ def _open_archive(path: Path) -> tuple[Row, list[Row]]:
 
 def _read_inspect(choice: _Choice, header: Row, samples: list[Row]) -> SampleSet:
     choice.refuse("filter", why="inspect_ai logs have no filters")
-    status = header.get("status")
+    status, task = header.get("status"), (header.get("eval") or {}).get("task")
+    _check_names(f"{choice.path}, header", status, task)
     if status != "success":
         raise InputError(
             f"{choice.path}: status {status}, the log is not complete; finish it with `inspect eval-retry`"
@@ -204,12 +249,14 @@ def _read_inspect(choice: _Choice, header: Row, samples: list[Row]) -> SampleSet
         named = [(f"sample {s['id']}, epoch {s['epoch']}", s, _inspect_scores(s)) for s in samples]
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{choice.path}: a sample has no {error}; expected an inspect_ai log") from error
+    for number, (_, sample, scores) in enumerate(named, start=1):
+        _check_names(f"{choice.path}, sample {number} of the log", sample["id"], *scores)
     names = list(dict.fromkeys(name for *_, scores in named for name in scores))
     metric = choice.pick("metric", names) if names else ""
     return SampleSet(
         source=choice.path,
         format="inspect_ai",
-        task=(header.get("eval") or {}).get("task"),
+        task=task,
         samples=tuple(_inspect_sample(choice.path, where, s, scores.get(metric), metric) for where, s, scores in named),
     )
 
@@ -286,13 +333,20 @@ def _read_plain(choice: _Choice, rows: list[tuple[int, Row]], task: str | None) 
             asked={kind: _digest(value) for kind, value in asked.items() if value is not None},
             n_tokens=line.n_tokens,
             capped=line.capped,
-            parsed=None if line.parse_reason is None else line.parse_reason == "ok",
+            parsed=_was_answered(row, line.parse_reason),
             n_choices=line.n_choices,
         )
         by_task.setdefault(line.task or task, []).append(sample)
     return [
         SampleSet(source=choice.path, format="JSONL", task=name, samples=tuple(own)) for name, own in by_task.items()
     ]
+
+
+def _was_answered(row: Row, parse_reason: str | None) -> bool | None:
+    """As ``parse_reason`` says; without one, an ``answer`` that is there and empty is none."""
+    if parse_reason is not None:
+        return parse_reason == "ok"
+    return False if "answer" in row and row["answer"] in (None, "") else None
 
 
 def _to_score(path: Path, where: str, metric: str, value: Any) -> float | None:

@@ -1,12 +1,14 @@
 """Scored answers of any engine, two files of them, as one items frame: what ``driftgate gate --samples`` decides on.
 
 Notable: nothing is assumed. Items are paired by id and repeat, and a pair whose question differs (its document, prompt,
-options or target, as far as both files say) is an error, as is an item that one file alone has. What a file does not
-record (caps, whether an answer could be read) is unknown, not zero. No text of a question is kept.
+options or target, as far as both files say) is an error, as is an item that one file alone has, or one file given as
+both sides. What a file does not record (caps, whether an answer could be read) is unknown, not zero. No text of a
+question is kept.
 """
 
 from __future__ import annotations
 
+import filecmp
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ import pandas as pd
 from driftgate.accuracy.items import BASELINE
 from driftgate.errors import EmptyRunError, InputError
 
-__all__ = ["CANDIDATE", "Sample", "SampleSet", "make_items", "pair_sets", "read_samples"]
+__all__ = ["CANDIDATE", "Sample", "SampleSet", "make_items", "pair_sets", "read_samples", "refuse_same_files"]
 
 CANDIDATE = "candidate"
 """What the second file's answers are called where a plan's name would stand."""
@@ -57,7 +59,7 @@ class SampleSet:
         source: the file.
         format: how it is written, in words.
         task: as the file says, None where it does not.
-        samples: of the file, each (item_id, repeat) once, all scored.
+        samples: of the file, each (item_id, repeat) once, all scored, none right that could not be read.
     """
 
     source: Path
@@ -82,6 +84,12 @@ class SampleSet:
                 f"{self.source}: {len(missing)} of {len(self.samples)} samples have no score, the first is item "
                 f"{missing[0]}; evaluate those again"
             )
+        for s in self.samples:
+            if s.parsed is False and s.score:
+                raise InputError(
+                    f"{self.source}: item {s.item_id}, repeat {s.repeat} has no answer that could be read, and yet the "
+                    f"score {s.score:g}; correct the one or the other"
+                )
 
     @property
     def records_caps(self) -> bool:
@@ -95,10 +103,14 @@ class SampleSet:
 
     @property
     def chance(self) -> float:
-        """Fraction that guessing gets right: mean of 1 / options; 0 where answers are free or options unknown."""
-        if any(s.n_choices is None for s in self.samples):
-            return 0.0
-        return sum(1.0 / s.n_choices for s in self.samples if s.n_choices) / len(self.samples)
+        """Fraction that guessing gets right, the greatest 1 / options of the samples that say it; 0 where none does."""
+        options = [s.n_choices for s in self.samples if s.n_choices]
+        return 1 / min(options) if options else 0.0
+
+    @property
+    def repeats(self) -> tuple[int, ...]:
+        """Answers to each item, ascending."""
+        return tuple(sorted(Counter(s.item_id for s in self.samples).values()))
 
 
 def read_samples(path: Path, *, metric: str | None = None, filter: str | None = None) -> list[SampleSet]:
@@ -151,6 +163,28 @@ def pair_sets(base: list[SampleSet], candidate: list[SampleSet]) -> dict[str, tu
                     "compare evaluations of the same tasks"
                 )
     return {task: (own, sides[1][task]) for task, own in sides[0].items()}
+
+
+def refuse_same_files(pairs: Mapping[str, tuple[SampleSet, SampleSet]]) -> None:
+    """Refuse one evaluation given as both sides: it loses nothing against itself, and that says nothing.
+
+    Args:
+        pairs: as ``pair_sets`` gives them.
+
+    Raises:
+        InputError: the files of every task are one file, or hold equal bytes.
+    """
+    sources = list(dict.fromkeys((own.source, other.source) for own, other in pairs.values()))
+    try:
+        same = all(filecmp.cmp(own, other, shallow=False) for own, other in sources)
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename} again: {error.strerror}; leave both files in place") from error
+    if same:
+        own, other = sources[0]
+        raise InputError(
+            f"the two files are the same; {own} and {other} hold equal bytes, give the candidate's own answers, or let "
+            "each line say whose it is"
+        )
 
 
 def make_items(task: str, base: SampleSet, candidate: SampleSet) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from driftgate.accuracy.chance import items_above_chance
-from driftgate.accuracy.items import bound_cap_excess, compare_items, score_baseline
+from driftgate.accuracy.items import bound_cap_excess, compare_items, has_caps, score_baseline
 from driftgate.accuracy.noninferiority import PairedVerdict, holm_over_plans
 from driftgate.accuracy.policy_file import TASK_CHECKS, Check
 from driftgate.accuracy.records import TaskRecord, Verdict, VerdictRecord
@@ -52,13 +52,17 @@ def check_tasks(
     for loss, passes, adjusted in zip(losses, *_survive_holm(losses), strict=True):
         untested = why_untested(loss.plan, loss.task)
         verdicts.append(_judge_loss(items, records, loss, untested, passes=passes, adjusted=adjusted))
-    return verdicts + [
-        compare_bounds(
-            plan, check, *bound_cap_excess(items, plan, task), named=f"cap_hit_excess:{task}",
-            more="more items or repeats would decide",
-        )
-        for check, plan, task in _pairs("cap_hit_excess", records, checks)
-    ]  # fmt: skip
+    caps = _pairs("cap_hit_excess", records, checks)
+    return verdicts + [_judge_caps(items, check, plan, task) for check, plan, task in caps]
+
+
+def _judge_caps(items: pd.DataFrame, check: Check, plan: str, task: str) -> VerdictRecord:
+    named = f"cap_hit_excess:{task}"
+    if not has_caps(items, task):
+        reason = f"task {task} generates nothing, so there is no cap to hit: leave this check out"
+        return record_verdict(plan, named, "inconclusive", reason, limit=check.limit)
+    low, high = bound_cap_excess(items, plan, task)
+    return compare_bounds(plan, check, low, high, named=named, more="more items or repeats would decide")
 
 
 def judge_task(verdicts: Sequence[VerdictRecord], plan: str, task: str) -> Verdict:

@@ -1,7 +1,8 @@
-"""Answers on disk: one file per batch, written whole, read only under the identity that it was written with."""
+"""Answers on disk: one file per batch, written whole and sealed, read only under the identity of its writing."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
@@ -30,7 +31,7 @@ class AnswerStore:
 
     def path(self, task: str, number: int) -> Path:
         """File of one batch."""
-        return self.folder / re.sub(r"[^A-Za-z0-9._-]", "_", task) / f"{number:05d}.json"
+        return self.folder / re.sub(r"[^A-Za-z0-9._-]", "_", task) / f"{number:05d}.txt"
 
     def read(self, task: str, number: int, identity: str) -> BatchAnswers | None:
         """A stored batch, None where there is none.
@@ -42,7 +43,10 @@ class AnswerStore:
 
         path = self.path(task, number)
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            seal, content = path.read_text(encoding="utf-8").split("\n", 1)
+            if seal != hashlib.sha256(content.encode()).hexdigest():
+                raise ValueError
+            fields = json.loads(content)
             found = fields.pop("identity")
             answers = {
                 name: [Decoded(**{k: _tuple(v) for k, v in row.items()}) for row in rows]
@@ -52,7 +56,9 @@ class AnswerStore:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path} is no batch of answers; delete it to have it decoded again") from error
+            raise InputError(
+                f"{path} is no batch of answers or was edited; delete it to have it decoded anew"
+            ) from error
         if found != identity:
             raise InputError(
                 f"{path} was answered with another model, plan, version, seed or prompt; resume the run that it "
@@ -64,7 +70,8 @@ class AnswerStore:
         """Keep a batch; a reader sees all of it or nothing."""
         path = self.path(task, number)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps({"identity": identity, **asdict(batch)}) + "\n")
+        content = json.dumps({"identity": identity, **asdict(batch)}) + "\n"
+        write_text(path, hashlib.sha256(content.encode()).hexdigest() + "\n" + content)
 
 
 def _tuple(value: object) -> object:

@@ -76,7 +76,7 @@ class BuiltTask:
             "version": self.task.version,
             "options": {name: value for name, value in vars(self.options).items() if value is not None},
             "items": len({self.prompts[i].item_id for i in self.wanted()}),
-            "answers": len(self.wanted()),
+            "decoded": len(self.wanted()),
             "prompts": hash_prompts(self.prompts),
             "first_token_ids": list(first.token_ids[:16]),
             "prefilled_of_first": first.prefill,
@@ -95,6 +95,7 @@ class Decoder:
         seed: of order, noise and stochastic rounding.
         vocab_size: real columns of the logits.
         identity: whatever else the bits depend on: hashes of model and tokenizer, versions, device.
+        least_plans: blocks of rows for at least so many plans, so that a run with fewer has the same bits.
     """
 
     folder: Path
@@ -107,6 +108,7 @@ class Decoder:
     seed: int
     vocab_size: int
     identity: dict[str, Any]
+    least_plans: int = 0
 
     def identify(self, task: ItemTask, prompts: Sequence[Prompt]) -> str:
         """Hash of all that the answers to one batch depend on."""
@@ -115,7 +117,8 @@ class Decoder:
             "task": [task.name, task.version],
             "backend": self.backend.value,
             "dtype": self.dtype,
-            "plans": list(self.plans),
+            "plans": {name: str(plan) for name, plan in self.plans.items()},
+            "blocks": max(self.least_plans, len(self.plans)),
             "batch": self.batch,
             "seed": self.seed,
             "prompts": hash_prompts(prompts),
@@ -129,8 +132,9 @@ class Decoder:
         if model is None:
             model = _load_once(self.folder, self.name, self.device, self.dtype)
         runner = AnswerRunner(
-            model, self.plans, batch=self.batch, backend=self.backend, vocab_size=self.vocab_size, seed=self.seed
-        )
+            model, self.plans, batch=self.batch, backend=self.backend, vocab_size=self.vocab_size, seed=self.seed,
+            least_plans=self.least_plans,
+        )  # fmt: skip
         return runner.run_batch(prompts)
 
 

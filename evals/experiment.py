@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,23 +22,29 @@ from driftgate.accuracy.certify import certify
 from driftgate.accuracy.crosscheck import CrossCheckJob, CrossCheckOutcome, certified, steps_needed
 from driftgate.accuracy.generation import generate_streams
 from driftgate.accuracy.lockstep import LockstepResult, LockstepRunner, Probe
+from driftgate.accuracy.mixed import check_layers, describe_plan
 from driftgate.accuracy.models import LoadedModel, hash_file
-from driftgate.accuracy.plans import PrecisionPlan
+from driftgate.accuracy.plans import PrecisionPlan, Role
 from driftgate.accuracy.policy import Policy, decide
 from driftgate.accuracy.prompts import Prompt
 from driftgate.accuracy.records import (
+    AblationRecord,
     Backends,
     BitwiseRecord,
+    BytesRecord,
     CounterRecord,
     Manifest,
     NoiseFloor,
     PlanRecord,
+    ReferenceRecord,
     Results,
     RunData,
     ToleranceRecord,
 )
+from driftgate.accuracy.reference import compare_with_reference
 from driftgate.accuracy.run_tolerance import measure_run_tolerance
 from driftgate.errors import InputError
+from driftgate.evals.ablation import Alone, group_parts, list_ablation, measure_ablation
 from driftgate.evals.answer_store import AnswerStore
 from driftgate.evals.answering import Answers, BuiltTask, Decoder, answer
 from driftgate.evals.run_records import (
@@ -100,8 +106,10 @@ class Experiment:
         command: how the run was asked for, for the manifest.
         built: tasks with prompts of their own.
         given: token ids of the streams that the user gave; the baseline goes on where they are short.
-        jobs: processes that answer them.
+        least_plans: blocks of rows for at least so many plans, for a run that adds plans to another.
+        jobs: processes that answer items.
         store: where their answers are kept while the run goes on; None to keep nothing.
+        reference: a second checkpoint, on the same tokens at FP32 state; None for none.
     """
 
     suite: Suite
@@ -113,8 +121,19 @@ class Experiment:
     command: list[str]
     built: tuple[BuiltTask, ...] = ()
     given: tuple[tuple[int, ...], ...] = ()
+    least_plans: int = 0
     jobs: int = 1
     store: AnswerStore | None = None
+    reference: LoadedModel | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse plans for layers that the model does not have, before anything is spent."""
+        check_layers(self.suite.named_plans(), self.layer_indices)
+
+    @property
+    def layer_indices(self) -> list[int]:
+        """Decoder-layer index of each recurrent layer."""
+        return [int(mixer.layer_idx) for mixer in self._family().find_mixers(self.loaded.model)]
 
     def run(self, progress: Callable[[int], None] | None = None) -> RunData:
         """Measure everything.
@@ -130,6 +149,7 @@ class Experiment:
         job = self._start_cross_check(streams, plans, short) if self.cross_check else None
         try:
             result = self._lockstep(streams, plans, short, progress)
+            ablation = self._ablate(streams, progress)
             decoded = time.monotonic()
             answers = {built.task.name: self._answer(built, progress) for built in self.built}
             answered = time.monotonic()
@@ -138,7 +158,10 @@ class Experiment:
             if job is not None:
                 job.cancel()
         bitwise = outcome.bitwise if outcome is not None else self._certify(result)
-        data = self._assemble(streams, result, outcome, bitwise, answers)
+        data = self._assemble(streams, result, outcome, bitwise, answers, ablation)
+        data.results.reference = self._compare_reference(streams, progress)
+        digests = {name: found.digests for name, found in answers.items()}
+        data.manifest.digests = {"lock step": result.digests, **digests}
         data.manifest.timing.update(
             lock_step_s=round(decoded - started, 3),
             total_s=round(time.monotonic() - started, 3),
@@ -150,8 +173,9 @@ class Experiment:
     @property
     def n_steps(self) -> int:
         """Lock-step steps of the whole run, and the steps of answers at the most."""
-        lockstep = self.suite.steps * -(-self.suite.sequences // self.suite.batch)
-        return lockstep + sum(built.n_steps(self.suite.batch) for built in self.built)
+        lockstep = self.suite.steps * -(-self.suite.sequences // self.suite.batch) * (1 + len(self._ablated()))
+        reference = 0 if self.reference is None else self.suite.steps * -(-self.suite.sequences // self.suite.batch)
+        return lockstep + reference + sum(built.n_steps(self.suite.batch) for built in self.built)
 
     def _streams(self) -> Streams:
         suite, length = self.suite, self.suite.steps + self.suite.prefill
@@ -197,6 +221,15 @@ class Experiment:
         found = {a.item_id: a.token_ids for a in runner.run(prompts)[BASELINE_NAME]}
         return np.asarray([ids + found.get(f"stream {i}", ()) for i, ids in enumerate(self.given)])
 
+    def _compare_reference(self, streams: Streams, progress: Callable[[int], None] | None) -> ReferenceRecord | None:
+        if self.reference is None:
+            return None
+        found = compare_with_reference(
+            self.reference, self.loaded, streams.token_ids, batch=min(self.suite.batch, self.suite.sequences),
+            backend=self.backend, prefill=self.suite.prefill, progress=progress,
+        )  # fmt: skip
+        return found.record(self.reference.name, stream_end=streams.stream_positions)
+
     def _start_cross_check(self, streams: Streams, plans: dict[str, PrecisionPlan], steps: int) -> CrossCheckJob:
         suite = self.suite
         return CrossCheckJob(
@@ -212,8 +245,13 @@ class Experiment:
     def _lockstep(
         self, streams: Streams, plans: dict[str, PrecisionPlan], short: int, progress: Callable[[int], None] | None
     ) -> LockstepResult:
+        runner = self._runner(plans, least_plans=self.least_plans)
+        probes = [Probe(sequence=q.sequence, position=q.position, token_ids=q.choices) for q in streams.questions]
+        return runner.run(streams.token_ids, probes=probes, record_steps=short, keep_logits=short, progress=progress)
+
+    def _runner(self, plans: Mapping[str, PrecisionPlan], *, least_plans: int = 0) -> LockstepRunner:
         suite = self.suite
-        runner = LockstepRunner(
+        return LockstepRunner(
             self.loaded.model,
             plans,
             batch=min(suite.batch, suite.sequences),
@@ -221,9 +259,34 @@ class Experiment:
             prefill=suite.prefill,
             vocab_size=self.loaded.vocab_size,
             seed=suite.seed,
+            least_plans=least_plans,
         )
-        probes = [Probe(sequence=q.sequence, position=q.position, token_ids=q.choices) for q in streams.questions]
-        return runner.run(streams.token_ids, probes=probes, record_steps=short, keep_logits=short, progress=progress)
+
+    def _ablated(self) -> list[Sequence[Alone]]:
+        """Layers or heads that are measured alone, lock step by lock step."""
+        suite, roles = self.suite, self.suite.roles()
+        if suite.ablate is None:
+            return []
+        candidates = {n: plan for n, plan in suite.named_plans().items() if roles[n] is Role.CANDIDATE}
+        n_heads = self._shape().value_heads if suite.ablate == "heads" else None
+        parts = list_ablation(candidates, self.layer_indices, n_heads=n_heads)
+        return group_parts(parts, n_plans=len(suite.plans))
+
+    def _ablate(
+        self, streams: Streams, progress: Callable[[int], None] | None
+    ) -> tuple[list[AblationRecord], list[BitwiseRecord]]:
+        return measure_ablation(
+            self._ablated(),
+            lockstep=lambda plans: self._runner(plans).run(streams.token_ids, progress=progress),
+            find_bytes=self._find_bytes,
+            n_heads=self._shape().value_heads,
+            recurrence=self._family().recurrence,
+            stream_end=streams.stream_positions,
+        )
+
+    def _find_bytes(self, plan: PrecisionPlan) -> BytesRecord:
+        itemsize = self.loaded.model.dtype.itemsize
+        return bytes_record(plan, self._family().recurrence, self._shape(), self.layer_indices, itemsize)
 
     def decoder(self) -> Decoder:
         """How the batches of item tasks are decoded."""
@@ -243,6 +306,7 @@ class Experiment:
                 "versions": read_versions(),
                 "device": describe_device(loaded.model.device),
             },
+            least_plans=self.least_plans,
         )
 
     def _answer(self, built: BuiltTask, progress: Callable[[int], None] | None) -> Answers:
@@ -281,14 +345,15 @@ class Experiment:
         outcome: CrossCheckOutcome | None,
         bitwise: list[BitwiseRecord],
         answers: dict[str, Answers],
+        ablation: tuple[list[AblationRecord], list[BitwiseRecord]],
     ) -> RunData:
         plans, roles = self.suite.named_plans(), self.suite.roles()
         steps = build_steps(result, stream_end=streams.stream_positions)
         items, tasks = score_items(streams, result, list(plans))
         items = join_items(items, answers)
-        shape, n_layers = self._shape(), len(result.layer_indices)
         recurrence = self._family().recurrence
         bitwise = lockstep_bitwise(result, plans, recurrence) + interpreted_again(outcome, recurrence) + bitwise
+        bitwise += ablation[1]
         bitwise += [
             answers_bitwise(name, equal=found.again_equal, n_steps=found.n_steps, recurrence=recurrence)
             for name, found in answers.items()
@@ -301,7 +366,7 @@ class Experiment:
                 **summarize_plan(steps, name, plan).records(),
                 state=state_record(result.state[name], result.layer_indices),
                 counters=CounterRecord(**counter_fields(result.counters[name])),
-                bytes=bytes_record(plan, recurrence, shape, n_layers, self.loaded.model.dtype.itemsize),
+                bytes=self._find_bytes(plan),
                 tasks=tasks[name] | score_answers(self.built, answers, name),
                 free_running=generation.get(name),
             )
@@ -316,6 +381,7 @@ class Experiment:
             tolerance=outcome.tolerance if outcome is not None else self._measure_tolerance(recurrence),
             noise_floor=NoiseFloor(kl_mean=float(result.noise_kl.mean()), kl_max=float(result.noise_kl.max())),
             verdicts=[],
+            ablation=ablation[0],
         )
         data = RunData(results, self._manifest(streams), steps, items)
         decide(data, self.policy)
@@ -352,17 +418,19 @@ class Experiment:
             device=describe_device(device),
             backend={
                 "drift": self.backend.value,
+                "dtype": self.dtype,
                 "enable_fp_fusion": ENABLE_FP_FUSION,
                 "cross_check": "triton-interpret" if self.cross_check else None,
                 "transformers_fast_path": "none: recurrent decode is replaced by driftgate, attention is eager",
             },
             hashes={
                 **{f"model/{k}": v for k, v in self.loaded.hashes.items()},
+                **{f"reference/{k}": v for k, v in (self.reference.hashes if self.reference else {}).items()},
                 "streams": hash_array(streams.token_ids),
                 **({"data": hash_file(Path(suite.data))} if suite.data and Path(suite.data).is_file() else {}),
             },
             seeds={"streams": suite.seed},
-            plans={str(p): {"role": e.role} for e in suite.plans for p in (e.parsed(),)},
+            plans={e.key: {"role": e.role, **describe_plan(e.parsed())} for e in suite.plans},
             streams={
                 "kind": suite.stream,
                 "sequences": len(streams.token_ids),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections import Counter
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -14,7 +16,7 @@ from driftgate.accuracy.crosscheck import CrossCheckOutcome
 from driftgate.accuracy.lockstep import LockstepResult
 from driftgate.accuracy.plans import PrecisionPlan
 from driftgate.accuracy.records import BitwiseRecord, BytesRecord, CrossCheck
-from driftgate.kernels.contract import HeadShape, Recurrence
+from driftgate.kernels.contract import HeadShape, Recurrence, ReplayOptions
 from driftgate.kernels.traffic import compute_traffic, entry_bytes
 
 __all__ = [
@@ -89,8 +91,12 @@ def answers_bitwise(task: str, *, equal: bool, n_steps: int, recurrence: Recurre
 
 
 def _promise(plan: PrecisionPlan) -> str | None:
-    """The invariant by which a plan's outputs equal the baseline's bit for bit, None where there is none."""
-    options = plan.options
+    """The invariant by which a plan's outputs equal the baseline's bit for bit, None where a layer has none."""
+    promises = [_promise_of(options) for options in plan.every]
+    return None if None in promises else promises[0]  # one length and readout, so all are the same
+
+
+def _promise_of(options: ReplayOptions) -> str | None:
     if options.recurrence != "fp32":
         return None
     if options.length == 1:
@@ -115,25 +121,43 @@ def compare_backends(result: LockstepResult, outcome: CrossCheckOutcome | None) 
 
 
 def bytes_record(
-    plan: PrecisionPlan, recurrence: Recurrence, shape: HeadShape, n_layers: int, activation_bytes: int
+    plan: PrecisionPlan,
+    recurrence: Recurrence,
+    shape: HeadShape,
+    layer_indices: Sequence[int],
+    activation_bytes: int,
 ) -> BytesRecord:
-    """Bytes and ideal traffic of a plan on a model."""
+    """Bytes and ideal traffic of a plan on a model, its layers added up.
+
+    Args:
+        plan: of the states.
+        recurrence, shape: of every recurrent layer.
+        layer_indices: decoder-layer index of each recurrent layer.
+        activation_bytes: of one element of an activation.
+    """
     from driftgate.kernels.pool import StatePool
 
-    pool = StatePool(
-        shape,
-        plan.options,
-        recurrence=recurrence,
-        n_slots=1,
-        n_layers=n_layers,
-        activation_dtype={2: torch.bfloat16, 4: torch.float32}[activation_bytes],
-    )
-    traffic = compute_traffic(shape, plan.options, entry_bytes(recurrence, shape, plan.options, activation_bytes))
+    stored: Counter[str] = Counter({"checkpoint": 0, "read_copy": 0, "buffer": 0})
+    traffic = []
+    for options, n_layers in Counter(map(plan.at, layer_indices)).items():
+        pool = StatePool(
+            shape,
+            options,
+            recurrence=recurrence,
+            n_slots=1,
+            n_layers=n_layers,
+            activation_dtype={2: torch.bfloat16, 4: torch.float32}[activation_bytes],
+        )
+        stored.update(pool.bytes_per_sequence())
+        entry = entry_bytes(recurrence, shape, options, activation_bytes)
+        traffic.append((n_layers, compute_traffic(shape, options, entry)))
     return BytesRecord(
-        **pool.bytes_per_sequence(),
-        traffic_per_step=traffic.per_step * n_layers,
-        traffic_ratio=traffic.ratio,
-        state_ratio=traffic.state_ratio,
+        checkpoint=stored["checkpoint"],
+        read_copy=stored["read_copy"],
+        buffer=stored["buffer"],
+        traffic_per_step=sum(n * t.per_step for n, t in traffic),
+        traffic_ratio=sum(n * t.ratio for n, t in traffic) / len(layer_indices),
+        state_ratio=sum(n * t.state_ratio for n, t in traffic) / len(layer_indices),
     )
 
 

@@ -45,14 +45,14 @@ def read_streams(path: Path, text: ModelText, *, n: int, length: int, generate: 
     if text.tokenizer is None:
         raise InputError(f"model {text.name} has no tokenizer, so --data cannot be read; leave it out")
     try:
-        content = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise InputError(f"data file {path} does not exist; give a text or a JSONL file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"data file {path} is no readable UTF-8 text: {error}") from error
     if not content.strip():
         raise EmptyRunError(f"data file {path} is empty; no step would be decoded")
-    if path.suffix == ".jsonl":
+    if path.suffix.lower() == ".jsonl":
         return _read_lines(path, content, text, n=n, length=length, generate=generate)
     return _cut_windows(path, content, text, n=n, length=length)
 
@@ -70,7 +70,7 @@ def _cut_windows(path: Path, content: str, text: ModelText, *, n: int, length: i
 
 
 def _read_lines(path: Path, content: str, text: ModelText, *, n: int, length: int, generate: bool) -> list[Tokens]:
-    lines = [(number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
     if len(lines) < n:
         raise InputError(f"data file {path} has {len(lines)} lines, not {n} streams; give --sequences {len(lines)}")
     streams = []

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from driftgate.accuracy.mixed import check_name, mix_layers
 from driftgate.accuracy.plans import BASELINE, PrecisionPlan, Role
 from driftgate.errors import DriftgateError, EmptyRunError, InputError, UsageError, unknown_name
 from driftgate.evals.tasks import TASKS
@@ -22,16 +23,47 @@ FOLDER = Path(__file__).parent / "suites"
 
 
 class PlanEntry(BaseModel):
-    """One plan of a suite, with its role."""
+    """One plan of a suite, with its role.
+
+    Attributes:
+        plan: text; of a mixed plan, that of every layer that ``layers`` does not name.
+        role: candidates are gated, controls are expected to drift.
+        name: key of a mixed plan in results.json; other plans go by their text.
+        layers: decoder-layer indices as in the checkpoint, e.g. ``"0,3"``, to plan texts of the same length.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     plan: str
     role: Literal["candidate", "control"] = "candidate"
+    name: str | None = None
+    layers: dict[str, str] | None = None
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _write_indices(cls, layers: object) -> object:
+        """YAML reads a lone index as a number."""
+        return {str(k): v for k, v in layers.items()} if isinstance(layers, dict) else layers
+
+    @model_validator(mode="after")
+    def _check_mixed(self) -> PlanEntry:
+        if self.layers is not None and self.name is None:
+            raise ValueError("a plan with layers needs a name, its key in results.json")
+        if self.name is not None and self.layers is None:
+            raise ValueError("name is for a plan with layers; others go by their text")
+        if self.name is not None:
+            check_name(self.name)
+        return self
 
     def parsed(self) -> PrecisionPlan:
         """The plan itself."""
-        return PrecisionPlan.parse(self.plan)
+        base = PrecisionPlan.parse(self.plan)
+        return base if self.layers is None else mix_layers(base, self.layers, name=str(self.name))
+
+    @property
+    def key(self) -> str:
+        """Key of the plan in results.json: its name, or its canonical text."""
+        return self.name or str(self.parsed())
 
 
 class Suite(BaseModel):
@@ -60,6 +92,8 @@ class Suite(BaseModel):
         max_new_tokens: tokens that may be generated for an answer.
         answer_prefill: tokens of a prompt that the model prefills itself: ``none``, ``prompt`` or a number.
         limit: items of each task with items of its own: the first of an order that the seed gives.
+        ablate: ``layers`` or ``heads`` to measure each of them alone in the precision of each candidate; None for not.
+        reference_model: checkpoint whose weights the model's are compared with, at FP32 state.
         policy: bundled policy or YAML file that applies without ``--policy``; None for the default.
         cross_check_cycles: flush cycles of every plan that run through the interpreted kernels where there is no GPU.
     """
@@ -76,17 +110,19 @@ class Suite(BaseModel):
     tasks: tuple[str, ...] = ()
     sequences: Annotated[int, Field(ge=1)] = 16
     steps: int = 1024
-    batch: Annotated[int, Field(ge=1)] = 16
+    batch: Annotated[int, Field(ge=1, le=65_536)] = 16
     prefill: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     data: str | None = None
     mode: Literal["loglikelihood", "generate"] | None = None
     prompt: str | None = None
-    repeats: Annotated[int, Field(ge=1)] | None = None
+    repeats: Annotated[int, Field(ge=1, le=1_000)] | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     max_new_tokens: Annotated[int, Field(ge=1)] | None = None
     answer_prefill: Literal["none", "prompt"] | Annotated[int, Field(ge=1)] | None = None
     limit: Annotated[int, Field(ge=1)] | None = None
+    ablate: Literal["layers", "heads"] | None = None
+    reference_model: str | None = None
     policy: str | None = None
     cross_check_cycles: Annotated[int, Field(ge=2)] = 2
 
@@ -116,8 +152,9 @@ class Suite(BaseModel):
     @field_validator("plans")
     @classmethod
     def _check_plans(cls, plans: tuple[PlanEntry, ...]) -> tuple[PlanEntry, ...]:
-        names = [str(entry.parsed()) for entry in plans]
-        for name in names:
+        names = [entry.key for entry in plans]
+        for entry, name in zip(plans, names, strict=True):
+            entry.parsed()
             if names.count(name) > 1:
                 raise UsageError(f"plan {name} is listed twice; list it once")
             if name == str(BASELINE):
@@ -125,12 +162,12 @@ class Suite(BaseModel):
         return plans
 
     def named_plans(self) -> dict[str, PrecisionPlan]:
-        """Plans by canonical text, in the order of the report."""
-        return {str(p): p for p in (entry.parsed() for entry in self.plans)}
+        """Plans by key, in the order of the report."""
+        return {entry.key: entry.parsed() for entry in self.plans}
 
     def roles(self) -> dict[str, Role]:
-        """Roles by canonical text."""
-        return {str(entry.parsed()): Role(entry.role) for entry in self.plans}
+        """Roles by key."""
+        return {entry.key: Role(entry.role) for entry in self.plans}
 
     @property
     def stream_tasks(self) -> tuple[str, ...]:
@@ -206,9 +243,9 @@ def merge_plans(suite: Suite, plans: Sequence[str], controls: Sequence[str]) -> 
         "candidate": tuple(PlanEntry(plan=str(PrecisionPlan.parse(p))) for p in plans),
         "control": tuple(PlanEntry(plan=str(PrecisionPlan.parse(p)), role="control") for p in controls),
     }
-    named = {entry.plan for entries in chosen.values() for entry in entries}
+    named = {entry.key for entries in chosen.values() for entry in entries}
     kept = {
-        role: entries or tuple(e for e in suite.plans if e.role == role and str(e.parsed()) not in named)
+        role: entries or tuple(e for e in suite.plans if e.role == role and e.key not in named)
         for role, entries in chosen.items()
     }
     return kept["candidate"] + kept["control"]

@@ -9,7 +9,7 @@ whatever its buffer holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -168,6 +168,8 @@ class StatePool:
         activation_dtype: type of q, k and v (C, B and x) as the model delivers them; k and v are buffered in it.
         seed: key of stochastic rounding, 64 bits; sequences name their streams in ``start``.
         device: where everything lies.
+        layer_numbers: of its layers among all recurrent layers of the model, which name the draws of stochastic
+            rounding; None for 0, 1, …
 
     Attributes:
         checkpoint, copy: StoredStates; copy is None unless READ differs from RECURRENCE.
@@ -196,9 +198,13 @@ class StatePool:
         activation_dtype: torch.dtype = torch.float32,
         seed: int = 0,
         device: torch.device | str = "cpu",
+        layer_numbers: Sequence[int] | None = None,
     ) -> None:
         if n_slots < 1 or n_layers < 1:
             raise ValueError(f"n_slots and n_layers: expected at least 1, got {n_slots} and {n_layers}")
+        self.layer_numbers = tuple(range(n_layers) if layer_numbers is None else layer_numbers)
+        if len(self.layer_numbers) != n_layers:
+            raise ValueError(f"layer_numbers: expected {n_layers}, one a layer, got {len(self.layer_numbers)}")
         device = torch.device(device)
         self.shape, self.options, self.recurrence = shape, options, recurrence
         self.n_slots, self.n_layers = n_slots, n_layers
@@ -330,7 +336,7 @@ class StatePool:
         self.flush[index] = self._flushes(self.cursor[index], self.tokens[index])
         if self.options.stochastic:
             ids = torch.as_tensor(sequences, dtype=torch.int64, device=self.device)
-            layers = torch.arange(self.n_layers, device=self.device)[:, None]
+            layers = torch.tensor(self.layer_numbers, device=self.device)[:, None]
             self.streams[:, index] = hash_stream(ids, layers).expand(self.n_layers, len(index))
 
     def force_flush(self, slots: torch.Tensor) -> None:

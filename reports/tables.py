@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from driftgate.accuracy.records import PlanRecord, RunData, TaskRecord, VerdictRecord
+from driftgate.accuracy.records import PlanRecord, Results, RunData, TaskRecord, VerdictRecord
 
 __all__ = [
     "CROSS_CHECK_NOTE",
@@ -321,6 +321,8 @@ def run_lines(run: RunData) -> list[str]:
         f"bit-exact: {equal} of {len(results.bitwise)} cases equal, baseline against itself included",
         f"backend: drift and tasks on {results.backend.drift}",
     ]
+    if results.reference is not None:
+        lines.append(reference_line(results))
     check = results.backend.cross_check
     if check is not None:
         worst = max(check.by_plan, key=lambda name: check.by_plan[name] or 0.0, default=NA)
@@ -331,6 +333,17 @@ def run_lines(run: RunData) -> list[str]:
         )
         lines.append(f"  {CROSS_CHECK_NOTE}")
     return lines
+
+
+def reference_line(results: Results) -> str:
+    """KL of the reference model's weights in one line, to set beside the plans' own."""
+    found = results.reference
+    assert found is not None
+    interval = format_interval(format_kl(found.kl.ci_low), format_kl(found.kl.ci_high))
+    return (
+        f"weights: KL({found.model}‖{results.model.get('name', NA)}) at FP32 state: mean {format_kl(found.kl.mean)} "
+        f"{interval}, same top token {format_percent(found.same_top_p.value)}"
+    )
 
 
 def checks_table(run: RunData) -> Table:

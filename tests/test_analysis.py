@@ -44,6 +44,7 @@ def make_result(*, drift: float = 0.5) -> LockstepResult:
         again=None,
         recorded=None,
         first_logits={},
+        digests=[],
     )
 
 

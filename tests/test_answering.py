@@ -119,7 +119,7 @@ def test_nothing_is_served_under_another_identity(decoder, tiny_model, tmp_path,
     """Row 22: a cache that matches what it should not."""
     store, built = AnswerStore(folder=tmp_path), make_built(limit=1)
     answer(built, decoder, model=tiny_model, store=store)
-    with pytest.raises(InputError, match=r"00000.json was answered with another model, plan, version, seed or prompt"):
+    with pytest.raises(InputError, match=r"00000.txt was answered with another model, plan, version, seed or prompt"):
         answer(built, replace(decoder, **change), model=tiny_model, store=store)
 
 
@@ -144,7 +144,7 @@ def test_a_damaged_batch_is_named(decoder, tiny_model, tmp_path, damage):
     path = store.path("random", 0)
     path.parent.mkdir()
     path.write_text(damage)
-    with pytest.raises(InputError, match=r"random/00000.json is no batch of answers; delete it") as caught:
+    with pytest.raises(InputError, match=r"random/00000.txt is no batch of answers or was edited") as caught:
         answer(make_built(limit=1), decoder, model=tiny_model, store=store)
     assert "\n" not in str(caught.value)
 
@@ -157,7 +157,17 @@ def test_a_batch_keeps_every_bit_on_disk(decoder, tiny_model, tmp_path):
     found.answers["baseline"][0] = first
     store.write("a task/with:signs", 3, "id", found)
     assert store.read("a task/with:signs", 3, "id") == found
-    assert json.loads(store.path("a task/with:signs", 3).read_text())["identity"] == "id"
+    content = store.path("a task/with:signs", 3).read_text().split("\n", 1)[1]
+    assert json.loads(content)["identity"] == "id"
+
+
+def test_an_answer_that_was_edited_is_not_served(decoder, tiny_model, tmp_path):
+    store = AnswerStore(folder=tmp_path)
+    answer(make_built(limit=1), decoder, model=tiny_model, store=store)
+    path = store.path("random", 0)
+    path.write_text(path.read_text().replace('"low_precision_reads": 0', '"low_precision_reads": 9', 1))
+    with pytest.raises(InputError, match="was edited"):
+        answer(make_built(limit=1), decoder, model=tiny_model, store=store)
 
 
 def test_a_task_without_items_is_an_empty_run():
@@ -175,6 +185,6 @@ def test_prompts_that_exceed_the_context_are_refused_before_a_model_loads():
 
 def test_the_manifest_says_what_was_asked_without_text():
     described = make_built(limit=3).describe()
-    assert described["items"] == 3 and described["answers"] == 6 and described["version"] == 1
+    assert described["items"] == 3 and described["decoded"] == 6 and described["version"] == 1
     assert described["options"] == {"seed": 0}
     assert described["first_token_ids"] == list(make_built().prompts[0].token_ids)

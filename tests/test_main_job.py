@@ -179,7 +179,7 @@ def test_frames_hold_every_plan_sequence_and_question(done, results):
 def test_the_manifest_says_what_is_needed_to_repeat_the_run(done):
     manifest = json.loads((done[3] / "manifest.json").read_text())
     assert manifest["seeds"] == {"streams": 3}
-    assert manifest["plans"] == {name: {"role": role} for name, role in PLANS.items()}
+    assert manifest["plans"] == {name: {"role": role, "plan": name} for name, role in PLANS.items()}
     assert {"model/model.safetensors", "model/tokenizer.json", "streams"} <= set(manifest["hashes"])
     assert {"torch", "triton", "transformers", "driftgate", "python"} <= set(manifest["versions"])
     assert manifest["command"][1] == "run" and manifest["policy"]["name"] == "default"
@@ -199,9 +199,8 @@ def test_the_same_seed_gives_the_same_results(done, results, tmp_path):
     again = experiment.run(seen.append)
     found = again.results.model_dump(mode="json")
     assert set(found) == set(results)
-    assert {k: found[k] for k in found.keys() - {"backend", "bitwise", "verdicts"}} == {
-        k: results[k] for k in results.keys() - {"backend", "bitwise", "verdicts"}
-    }
+    of_kernels = {"backend", "bitwise", "tolerance", "verdicts"}
+    assert {k: found[k] for k in found.keys() - of_kernels} == {k: results[k] for k in results.keys() - of_kernels}
     of_plans = [[v for v in r["verdicts"] if v["plan"] != "baseline"] for r in (found, results)]
     assert of_plans[0] == of_plans[1] != []  # the baseline's are about the cross-check and count bit-exact cases
     pd.testing.assert_frame_equal(

@@ -311,3 +311,15 @@ def test_a_device_that_is_none_of_ours_is_a_usage_error(name):
 def test_a_gpu_that_is_not_there_is_an_input_error():
     with pytest.raises(InputError, match="device cuda:63 is not on this machine"):
         resolve_device("cuda:63")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_code_that_comes_with_a_checkpoint_is_never_run_nor_asked_about(folder, capfd, monkeypatch, known):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
+    (folder / "own.py").write_text("raise SystemExit('ran')")
+    change_config(folder, auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})
+    if known:
+        assert load(folder).family == "qwen3_5"
+        return
+    change_config(folder, model_type="their_own")
+    assert f"{folder}/config.json: " in refusal(folder, capfd)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from driftgate import run_request
 from driftgate.errors import InputError
 from driftgate.main_job import prepare, resume
 from driftgate.run_folder import CLAIM
@@ -75,7 +76,7 @@ def test_a_resumed_run_has_the_results_of_an_uninterrupted_one(whole, interrupte
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
     assert [(folder / "answers" / "gpqa" / name).stat().st_mtime_ns for name in kept] == list(kept.values())
     assert {p.name for p in folder.iterdir()} == {p.name for p in whole.iterdir()}
-    with pytest.raises(InputError, match="holds a finished run; there is nothing to resume"):
+    with pytest.raises(InputError, match="holds a finished run; `driftgate report"):
         resume(folder)
 
 
@@ -88,9 +89,64 @@ def test_a_torn_batch_is_named_and_nothing_else_is_lost(interrupted, tmp_path):
     folder = take(interrupted, tmp_path)
     batch = next((folder / "answers" / "gpqa").iterdir())
     batch.write_text(batch.read_text()[:100])
-    with pytest.raises(InputError, match="is no batch of answers; delete it"):
+    with pytest.raises(InputError, match="is no batch of answers or was edited"):
         resume(folder).execute()
     assert (folder / REQUEST).exists()
+
+
+def seal(folder: Path, request: dict) -> None:
+    """Write a request as a run on another machine would have written it."""
+    del request["sha256"]
+    (folder / REQUEST).write_text(json.dumps({**request, "sha256": run_request.hash_request(request)}))
+
+
+def test_a_request_that_was_edited_is_refused(interrupted, tmp_path):
+    """A limit that is loosened on the way must not turn a verdict."""
+    folder = take(interrupted, tmp_path)
+    request = json.loads((folder / REQUEST).read_text())
+    request["policy"]["checks"][-1]["margin"] = 50
+    (folder / REQUEST).write_text(json.dumps(request))
+    with pytest.raises(InputError, match="was edited; start the run anew"):
+        resume(folder)
+
+
+def test_of_two_that_take_a_folder_over_one_gets_it(tmp_path):
+    """The claim of a dead process; both look at it at the same moment, many times."""
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom driftgate.errors import InputError\n"
+        "from driftgate.run_folder import reclaim\n"
+        "wins = 0\nsys.stdin.readline()\n"
+        "for i in range(60):\n    try:\n        reclaim(Path(sys.argv[1]) / str(i))\n        wins += 1\n"
+        "    except InputError:\n        pass\n"
+        "print(wins, flush=True)\nsys.stdin.readline()\n"
+    )
+    for i in range(60):
+        (tmp_path / str(i)).mkdir()
+        (tmp_path / str(i) / CLAIM).write_text(f"999999999 {os.uname().nodename}\n")
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", script, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for one in both:
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    wins = [int(one.stdout.readline()) for one in both]
+    for one in both:  # a process that is alive keeps what it took
+        one.communicate("end\n")
+    assert sum(wins) == 60
+
+
+@pytest.mark.parametrize("content", ["", "12", "a b"])
+def test_a_damaged_claim_is_one_line(interrupted, tmp_path, content):
+    folder = take(interrupted, tmp_path)
+    (folder / CLAIM).write_text(content)
+    with pytest.raises(InputError, match=r"is damaged; delete it if no run is going on"):
+        resume(folder)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +156,7 @@ def test_a_run_is_not_resumed_on_another_machine_or_model(interrupted, tmp_path,
     folder = take(interrupted, tmp_path)
     request = json.loads((folder / REQUEST).read_text())
     request[part][field] = "another"
-    (folder / REQUEST).write_text(json.dumps(request))
+    seal(folder, request)
     with pytest.raises(InputError, match=f"{part} {field} is not what the run began with"):
         resume(folder)
     assert not (folder / CLAIM).exists()
@@ -125,7 +181,7 @@ def test_a_folder_without_a_run_is_one_line(tmp_path):
 def test_a_run_that_still_goes_on_is_left_alone(interrupted, tmp_path):
     folder = take(interrupted, tmp_path)
     (folder / CLAIM).write_text(f"{os.getpid()} {os.uname().nodename}\n")
-    with pytest.raises(InputError, match=f"still going on .process {os.getpid()}"):
+    with pytest.raises(InputError, match=f"belongs to process {os.getpid()} on .*, which is still going on"):
         resume(folder)
 
 

@@ -57,6 +57,11 @@ class TestLmEval:
             row["arguments"] |= {"gen_args_2": {"arg_0": "", "arg_1": " A"}, "gen_args_3": {"arg_0": "", "arg_1": " B"}}
         assert read(write_lines(tmp_path / "x.jsonl", rows)).chance == 0.5
 
+    def test_a_right_answer_that_was_not_extracted_is_refused(self, tmp_path):
+        rows = lm_eval_rows("1-", filters=("strict-match",))
+        rows[1]["exact_match"] = 1.0
+        assert "item 1, repeat 0 has no answer" in refused(write_lines(tmp_path / "x.jsonl", rows))
+
     def test_a_file_without_extraction_says_nothing_of_parsing(self, tmp_path):
         assert not read(write_lines(tmp_path / "x.jsonl", lm_eval_rows("10"))).records_parsing
 
@@ -245,6 +250,12 @@ class TestInspect:
     def test_a_log_without_samples_is_an_empty_run(self, tmp_path):
         assert "zero samples" in refused(write_json(tmp_path / "x.json", inspect_log([])), EmptyRunError)
 
+    def test_a_right_sample_without_an_answer_is_refused(self, tmp_path):
+        sample = inspect_sample(7, "1")
+        sample["scores"]["choice"]["answer"] = ""
+        message = refused(write_json(tmp_path / "x.json", inspect_log([inspect_sample(0, "1"), sample])))
+        assert "item 7, repeat 1 has no answer that could be read, and yet the score 1" in message
+
     def test_a_filter_is_refused(self, tmp_path):
         path = write_json(tmp_path / "x.json", inspect_log([inspect_sample(0, "1")]))
         assert "leave --filter out" in refused(path, filter="none")
@@ -264,6 +275,16 @@ class TestPlain:
         found = read(write_lines(tmp_path / "x.jsonl", plain_rows("10")))
         assert (found.records_caps, found.records_parsing, found.chance, found.task) == (False, False, 0.0, None)
 
+    def test_answers_that_could_not_be_read_and_are_wrong_are_kept(self, tmp_path):
+        rows = [*plain_rows("0", parse_reason="none"), {"item_id": "a", "correct": False, "answer": ""}]
+        rows.append({"item_id": "b", "correct": True, "answer": None, "parse_reason": "ok"})
+        found = read(write_lines(tmp_path / "x.jsonl", rows))
+        assert ([s.parsed for s in found.samples], scores(found)) == ([False, False, True], [0.0, 0.0, 1.0])
+
+    def test_chance_is_the_greatest_of_the_rows_that_say_it(self, tmp_path):
+        rows = [r | n for r, n in zip(plain_rows("101"), ({"n_choices": 4}, {}, {"n_choices": 10}), strict=True)]
+        assert read(write_lines(tmp_path / "x.jsonl", rows)).chance == 0.25
+
     def test_tasks_of_one_file(self, tmp_path):
         rows = plain_rows("10", task="a") + plain_rows("111", task="b")
         assert [(s.task, len(s.samples)) for s in read_samples(write_lines(tmp_path / "x.jsonl", rows))] == [
@@ -280,6 +301,10 @@ class TestPlain:
             ({"item_id": "q1", "correct": "yep"}, "line 2: correct"),
             ({"item_id": "q1", "correct": True, "repeat": -1}, "line 2: repeat"),
             ({"item_id": "q1", "correct": True, "n_choices": 1}, "line 2: n_choices"),
+            ({"item_id": "q1", "correct": True, "parse_reason": "none"}, "item q1, repeat 0 has no answer"),
+            ({"item_id": "q1", "correct": 0.5, "parse_reason": "truncated"}, "item q1, repeat 0 has no answer"),
+            ({"item_id": "q1", "correct": True, "answer": None}, "item q1, repeat 0 has no answer"),
+            ({"item_id": "q1", "correct": True, "answer": ""}, "item q1, repeat 0 has no answer"),
         ],
     )
     def test_a_wrong_line_is_named(self, tmp_path, row, says):
@@ -304,6 +329,62 @@ class TestFiles:
         path = tmp_path / "x.jsonl"
         path.write_text(text)
         assert says in refused(path)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [{"item_id": "\ud800"}, {"task": "a\udfff"}, {"doc_id": "\ud800"}, {"doc_id": 1, "filter": "\ud800"},
+         {"doc_id": 1, "metrics": ["\ud800"]}, {"doc_id": 1, "\ud800": 1.0}],
+    )  # fmt: skip
+    def test_a_name_with_half_a_surrogate_pair_is_refused(self, tmp_path, fields):
+        rows = lm_eval_rows("11") if "doc_id" in fields else plain_rows("11")
+        path = write_lines(tmp_path / "x.jsonl", [rows[0], rows[1] | fields])
+        assert f"{path}, line 2: a name holds a lone surrogate" in refused(path)
+
+    def test_half_a_surrogate_pair_within_an_answer_is_no_name(self, tmp_path):
+        assert scores(read(write_lines(tmp_path / "x.jsonl", plain_rows("1", answer="\ud83d", target="\ud83d"))))
+
+    @pytest.mark.parametrize(
+        ("place", "log"),
+        [
+            ("sample 1", inspect_log([inspect_sample("\ud800", "1")])),
+            ("sample 1", inspect_log([inspect_sample(0, "1", scorer="\ud800")])),
+            ("header", inspect_log([inspect_sample(0, "1")], task="\ud800")),
+            ("header", inspect_log([inspect_sample(0, "1")], status="\ud800")),
+        ],
+    )
+    def test_a_log_with_half_a_surrogate_pair_in_a_name_is_refused(self, tmp_path, place, log):
+        path = write_json(tmp_path / "x.json", log)
+        assert f"{path}, {place}" in refused(path)
+
+    @pytest.mark.parametrize("depth", [250, 900, 990, 100_000])
+    @pytest.mark.parametrize("line", [1, 3])
+    @pytest.mark.parametrize("name", ["target", "item_id", "doc"])
+    def test_a_deeply_nested_line_is_named(self, tmp_path, depth, line, name):
+        """From the depth at which only hashing would fail to that at which reading does."""
+        rows = lm_eval_rows("111") if name == "doc" else plain_rows("111")
+        lines = [json.dumps(row) for row in rows]
+        lines[line - 1] = json.dumps(rows[line - 1] | {name: "HERE"}).replace('"HERE"', "[" * depth + "]" * depth)
+        path = tmp_path / "x.jsonl"
+        path.write_text("\n".join(lines))
+        assert f"{path}, line {line}: nested deeper than 200 levels" in refused(path)
+
+    def test_a_line_nested_as_deep_as_is_read(self, tmp_path):
+        text = json.dumps(plain_rows("1", target="HERE")[0])
+        for depth in (199, 200):  # within the object of the line
+            path = tmp_path / f"{depth}.jsonl"
+            path.write_text(text.replace('"HERE"', "[" * depth + "]" * depth))
+        assert scores(read(tmp_path / "199.jsonl")) == [1.0]
+        refused(tmp_path / "200.jsonl")
+
+    @pytest.mark.parametrize("kind", ["json", "eval"])
+    def test_a_deeply_nested_log_is_named(self, tmp_path, kind):
+        sample = inspect_sample(0, "1")
+        for _ in range(300):
+            sample["input"] = [sample["input"]]
+        path = tmp_path / "x"
+        (write_json if kind == "json" else write_eval)(path, inspect_log([sample]))
+        place = "line 1" if kind == "json" else "samples/0_epoch_1.json"
+        assert f"{path}, {place}: nested deeper than 200 levels" in refused(path)
 
     def test_blank_lines_are_passed_over(self, tmp_path):
         path = tmp_path / "x.jsonl"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sample_cases import inspect_log, inspect_sample, lm_eval_rows, plain_rows, write_json, write_lines
 
-from driftgate.accuracy.samples import make_items, pair_sets, read_samples
+from driftgate.accuracy.samples import make_items, pair_sets, read_samples, refuse_same_files
 from driftgate.errors import InputError
 
 
@@ -88,3 +88,32 @@ def test_the_same_answer_twice_is_refused(tmp_path):
     path = write_lines(tmp_path / "x.jsonl", [*rows, rows[1]])
     with pytest.raises(InputError, match="item q1, repeat 0 is there 2 times"):
         read_samples(path)
+
+
+@pytest.mark.parametrize("way", ["path", "symlink", "copy", "folder", "copied folder"])
+def test_one_evaluation_given_as_both_sides_is_refused(tmp_path, way):
+    base = write_lines(tmp_path / "base" / "samples_a_2025-02-01T10-11-12.jsonl", lm_eval_rows("110"))
+    other = {"path": base, "folder": base.parent}.get(way, tmp_path / "other")
+    if way == "symlink":
+        other.symlink_to(base)
+    elif way == "copy":
+        other.write_bytes(base.read_bytes())
+    elif way == "copied folder":
+        write_lines(other / base.name, lm_eval_rows("110"))
+    sides = [read_samples(base.parent if "folder" in way else base), read_samples(other)]
+    with pytest.raises(InputError, match="^the two files are the same; [^\n]*$"):
+        refuse_same_files(pair_sets(*sides))
+
+
+def test_tasks_that_are_equal_beside_one_that_is_not_are_compared(tmp_path):
+    for side, answers in (("base", "11"), ("cand", "10")):
+        for task, given in (("a", "11"), ("b", answers)):
+            write_lines(tmp_path / side / f"samples_{task}_2025-02-01T10-11-12.jsonl", lm_eval_rows(given))
+    refuse_same_files(pair_sets(read_samples(tmp_path / "base"), read_samples(tmp_path / "cand")))
+
+
+def test_a_file_that_went_away_is_named(tmp_path):
+    pairs = pair_sets(*both(tmp_path, plain_rows("11"), plain_rows("10")))
+    (tmp_path / "cand.jsonl").unlink()
+    with pytest.raises(InputError, match=r"cannot read .*cand.jsonl again"):
+        refuse_same_files(pairs)

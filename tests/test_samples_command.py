@@ -26,9 +26,15 @@ CASES = {"pass": (0, 0, 0), "inconclusive": (10, 4, 3), "fail": (40, 2, 1)}
 
 def plain(folder, lost: int, gained: int, **fields):
     """The two paths."""
-    base, candidate = flips(lost, gained)
-    rows = {"base": plain_rows(base, **fields), "cand": plain_rows(candidate, **fields)}
-    return [write_lines(folder / f"{name}.jsonl", r) for name, r in rows.items()]
+    return sides(folder, *(plain_rows(answers, **fields) for answers in flips(lost, gained)))
+
+
+def sides(folder, *rows):
+    """Paths of both sides, whose lines say whose they are: equal answers are no equal files."""
+    return [
+        write_lines(folder / f"{name}.jsonl", [row | {"model": name} for row in own])
+        for name, own in zip(("base", "cand"), rows, strict=True)
+    ]
 
 
 def document(capsys, *paths, **options) -> tuple[int, dict]:
@@ -116,9 +122,58 @@ def test_a_bound_equal_to_the_margin_passes_and_1e_9_beyond_does_not(tmp_path, c
 
 
 def test_a_base_that_is_never_right_passes_nothing(tmp_path, capsys):
-    paths = [write_lines(tmp_path / f"{n}.jsonl", plain_rows("0" * 198)) for n in ("base", "cand")]
+    paths = sides(tmp_path, plain_rows("0" * 198), plain_rows("0" * 198))
     code, found = document(capsys, *paths, margin=2)
     assert (code, found["verdicts"][0]["reason"].split(":")[0]) == (3, "at_chance")
+
+
+@pytest.mark.parametrize(
+    ("base", "cand", "fields"),
+    [
+        ("0" * 20, "0" * 20, {}),
+        ("0" * 198, "0" * 198, {}),
+        ("0" * 198, "0" * 195 + "111", {}),
+        ("01" * 99, "10" * 45 + "01" * 54, {"n_choices": 2}),
+    ],
+)
+def test_more_repeats_are_not_advised_where_the_base_guesses(tmp_path, capsys, base, cand, fields):
+    paths = sides(tmp_path, plain_rows(base, **fields), plain_rows(cand, **fields))
+    code, found = document(capsys, *paths, margin=2)
+    (verdict,) = found["verdicts"]
+    assert (code, found["tasks"]["samples"]["repeats_needed"]) == (3, None)
+    assert verdict["reason"].startswith("at_chance: the baseline answers ")
+    assert verdict["reason"].count("more repeats do not help") == verdict["reason"].count("margin 2") == 1
+    gate_samples(*paths, margin=2)
+    text = capsys.readouterr().out
+    assert "would decide" not in text and "repeats needed" not in text
+
+
+def test_a_base_that_guesses_can_still_be_failed(tmp_path, capsys):
+    paths = sides(tmp_path, plain_rows("01" * 99, n_choices=2), plain_rows("0" * 198, n_choices=2))
+    code, found = document(capsys, *paths, margin=2)
+    assert (code, "at_chance" in found["verdicts"][0]["reason"]) == (1, False)
+
+
+@pytest.mark.parametrize("silent", [0, 1, 199])
+def test_chance_is_that_of_the_rows_that_say_it(tmp_path, capsys, silent):
+    """49 of 200 right among four options is a guess, whichever rows leave their options out."""
+    rows = plain_rows("1" * 49 + "0" * 151, n_choices=4)
+    for row in rows[:silent]:
+        del row["n_choices"]
+    code, found = document(capsys, *sides(tmp_path, rows, rows), margin=2)
+    assert (code, found["tasks"]["samples"]["chance"]) == (3, 0.25)
+    assert found["verdicts"][0]["reason"].startswith("at_chance: the baseline answers 24.5% right, guessing 25%")
+
+
+def test_the_same_file_twice_is_exit_code_4(tmp_path, capsys):
+    base, _ = plain(tmp_path, 0, 0)
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(base.read_bytes())
+    for other in (base, copy):
+        with pytest.raises(InputError, match="^the two files are the same; ") as caught:
+            gate_samples(base, other, margin=2)
+        assert caught.value.exit_code == 4 and "\n" not in str(caught.value)
+    assert capsys.readouterr().out == ""
 
 
 def test_repeats_are_averaged(tmp_path, capsys):
@@ -132,6 +187,31 @@ def test_repeats_are_averaged(tmp_path, capsys):
     assert (figures["n"], figures["repeats"], figures["delta"]) == (198, 2, pytest.approx(-5 / 198))
 
 
+def test_repeats_that_differ_between_items_are_told_as_they_are(tmp_path, capsys):
+    """One item with 60 answers makes no run of 60 repeats, nor a plan for more from there."""
+    once, more = (
+        plain(tmp_path / "once", 6, 5),
+        [{"item_id": "q197", "repeat": r, "correct": False} for r in range(1, 60)],
+    )
+    uneven = sides(tmp_path, *(plain_rows(answers) + more for answers in flips(6, 5)))
+    wanted = document(capsys, *once, margin=2)[1]["tasks"]["samples"]["repeats_needed"]
+    _, found = document(capsys, *uneven, margin=2)
+    figures = found["tasks"]["samples"]
+    assert [figures[f"repeats{kind}"] for kind in ("", "_least", "_greatest", "_needed")] == [1, 1, 60, wanted]
+    gate_samples(*uneven, margin=2)
+    text = capsys.readouterr().out
+    assert "samples: 198 items, 1 to 60 repeats\n" in text
+    assert f"; {wanted} repeats (now 1) would decide" in text
+
+
+def test_a_warning_of_caps_stays_behind_what_would_decide(tmp_path, capsys):
+    rows = [plain_rows(answers, capped=False) for answers in flips(10, 4)]
+    for row in rows[1][:40]:
+        row["capped"] = True
+    _, found = document(capsys, *sides(tmp_path, *rows), margin=2)
+    assert found["verdicts"][0]["reason"].endswith("as they are; 40 answers hit the cap, 0 of the baseline")
+
+
 def cut(folder, hits: int, **policy):
     """Equal answers; the candidate hits the cap so many times."""
     base, _ = flips(0, 0)
@@ -141,7 +221,7 @@ def cut(folder, hits: int, **policy):
     path.write_text(
         "checks: [{check: task_loss, margin: 2, reason: x}, {check: cap_hit_excess, limit: 0.05, reason: longer}]"
     )
-    return write_lines(folder / "base", rows), write_lines(folder / "cand", cand), path
+    return *sides(folder, rows, cand), path
 
 
 def test_caps_and_unread_answers_of_both_sides_are_told_and_gated(tmp_path, capsys):
@@ -176,7 +256,6 @@ def test_a_folder_of_tasks_passes_where_every_task_does(tmp_path, capsys):
     code, found = document(capsys, tmp_path / "base", tmp_path / "cand", margin=2)
     assert {name: task["verdict"] for name, task in found["tasks"].items()} == {"gpqa": "pass", "gsm8k": "fail"}
     assert (code, found["verdict"]) == (1, "fail")
-    assert gate_samples(tmp_path / "base", tmp_path / "base", margin=2, quiet=True) == 0
 
 
 def test_the_bundled_policy_says_what_it_cannot_judge(tmp_path, capsys):

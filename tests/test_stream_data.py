@@ -61,6 +61,12 @@ def test_chats_go_through_the_template_and_have_one_bos(tmp_path, text):
     assert found == [(BOS, *b"<u>hi<a>")]
 
 
+def test_a_byte_order_mark_is_no_text_and_a_line_separator_ends_no_line(tmp_path, text):
+    content = "\ufeff" + json.dumps({"text": "ab\u2028d"}, ensure_ascii=False) + "\n"
+    found = read(tmp_path, text, content, name="a.JSONL", n=1, length=7)
+    assert found == [(BOS, *"ab\u2028d".encode())]
+
+
 def test_lines_that_are_short_are_left_for_the_baseline_to_go_on(tmp_path, text):
     assert read(tmp_path, text, lines({"text": "ab"}), name="a.jsonl", n=1, generate=True) == [(BOS, *b"ab")]
 
@@ -97,6 +103,13 @@ def test_a_file_that_is_not_there_or_no_text_is_one_line(tmp_path, text):
     without = ModelText(name="mute", tokenizer=None, vocab_size=9)
     with pytest.raises(DriftgateError, match="model mute has no tokenizer"):
         read_streams(tmp_path / "b.txt", without, n=1, length=5, generate=False)
+
+
+@pytest.mark.parametrize("option", [{"repeats": 3}, {"limit": 2}, {"temperature": 0.0}, {"mode": "generate"}])
+def test_options_of_items_want_a_task_with_items(option):
+    (name,) = option
+    with pytest.raises(UsageError, match=f"--{name} is for tasks with items of their own"):
+        choose_suite("quick", option)
 
 
 def test_data_is_the_stream_unless_a_task_takes_it():

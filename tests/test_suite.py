@@ -63,7 +63,7 @@ BAD_FIELDS = {
     "name": 3, "title": [1], "model": None, "stream": "novel", "plans": [], "tasks": "recall", "sequences": 0,
     "batch": 0, "prefill": 0, "seed": -1, "cross_check_cycles": 1, "data": 3, "mode": "guess", "prompt": 1,
     "repeats": 0, "temperature": -1, "max_new_tokens": 0, "answer_prefill": "half", "limit": 0, "policy": 7,
-    "generate": "maybe", "difficulty": {"pears": 3},
+    "generate": "maybe", "ablate": "neurons", "difficulty": {"pears": 3}, "reference_model": 3,
 }  # fmt: skip
 MORE_BAD_FIELDS = [
     ("plans", 3), ("plans", ["fp32@16"]), ("plans", [{}]), ("plans", [{"plan": "fp32@16", "role": "judge"}]),

@@ -175,9 +175,36 @@ def test_a_task_that_never_read_the_copy_cannot_pass_whatever_the_stream_did():
     assert (found.verdict, found.reason.split(":")[0]) == ("inconclusive", "copy_not_read")
 
 
+@pytest.mark.parametrize(
+    ("n_read", "verdict"), [(1, "inconclusive"), (98, "inconclusive"), (99, "pass"), (198, "pass")]
+)
+def test_most_answers_must_have_read_the_copy(n_read, verdict):
+    """Prompts that the model prefills whole give the baseline's answers whatever the format; one other is no help."""
+    run = with_answers(0, 0)
+    run.items["low_precision_reads"] = [0] * 198 + [0] * (198 - n_read) + [3] * n_read
+    found = one(run, loss(2))
+    assert found.verdict == verdict
+    assert verdict == "pass" or f"for {n_read} of 198 answers" in found.reason
+
+
+def test_an_answer_that_is_not_finite_fails_the_plan_whatever_the_margin():
+    run = with_answers(0, 0, low_precision_reads=9)
+    last = run.items.index[-1]
+    run.items.loc[last, ["answer", "correct", "parse_reason"]] = [None, False, "nonfinite"]
+    verdicts = decided(run, loss(20))
+    assert [(v.check, v.verdict) for v in verdicts if v.verdict == "fail"] == [("finite", "fail")]
+    assert "1 answers have logits that are not finite" in verdicts[-1].reason
+    assert run.results.verdict == "fail"
+
+
+def test_a_task_that_generates_nothing_has_no_cap_to_hit():
+    found = one(with_answers(0, 0, n_tokens=1, capped=False), rule("cap_hit_excess", 1.0))
+    assert (found.verdict, "no cap to hit" in found.reason) == ("inconclusive", True)
+
+
 def test_each_task_counts_its_own_reads():
     run = with_answers(0, 0, low_precision_reads=0)
-    other = run.items.assign(task="gpqa", low_precision_reads=[0] * 395 + [3])
+    other = run.items.assign(task="gpqa", low_precision_reads=[0] * 198 + [3] * 198)
     run = make_run({PLAN: Measured(kl=lognormal(1e-6))}, items=pd.concat([run.items, other], ignore_index=True))
     found = {v.check: v.verdict for v in decided(run, loss(2))}
     assert found == {"task_loss:recall": "inconclusive", "task_loss:gpqa": "pass"}
@@ -230,7 +257,7 @@ def test_repeats_of_lucky_items_are_no_skill():
 
 def with_caps(plan: int, base: int, n: int = 198):
     """A run whose answers are equal, and of which the first so many hit the cap."""
-    run = with_answers(0, 0, n)
+    run = with_answers(0, 0, n, n_tokens=5)
     for name, hits in ((PLAN, plan), ("baseline", base)):
         own = run.items.index[run.items["plan"] == name]
         run.items.loc[own[:hits], "capped"] = True

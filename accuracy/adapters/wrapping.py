@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
+from driftgate.accuracy.adapters.blocks import Block
 from driftgate.accuracy.adapters.decode_functions import StepInputs
 from driftgate.accuracy.adapters.families import Family, find_family
 from driftgate.accuracy.adapters.hooks import DecodeHook, quiet_transformers
 from driftgate.accuracy.adapters.model_rows import ModelRows
-from driftgate.accuracy.plans import PrecisionPlan
+from driftgate.accuracy.mixed import check_layers
+from driftgate.accuracy.plans import BASELINE, PrecisionPlan
 from driftgate.errors import InputError, UsageError
 from driftgate.kernels.contract import Backend, Dot, HeadShape, Recurrence, ReplayOptions
 from driftgate.kernels.pool import StatePool
@@ -29,25 +31,6 @@ ROW_MULTIPLE = 16
 """Rows are padded to it: on a CPU, equal rows of a linear layer may differ at some other row counts."""
 
 Observer = Callable[[int, StepInputs, torch.Tensor], None]
-
-
-@dataclass(kw_only=True)
-class Block:
-    """Rows of one plan.
-
-    Attributes:
-        name: key of the block.
-        options: what its kernel reads and writes.
-        alternative: take another legal launch of the baseline kernel (for the noise floor).
-        rows: its rows in a forward.
-        pool: its states.
-    """
-
-    name: str
-    options: ReplayOptions
-    alternative: bool = False
-    rows: slice = field(default_factory=lambda: slice(0))
-    pool: StatePool = field(init=False)
 
 
 def wrap(
@@ -88,7 +71,7 @@ def wrap(
 
 def _block(plan: str | PrecisionPlan) -> Block:
     parsed = PrecisionPlan.parse(plan) if isinstance(plan, str) else plan
-    return Block(name=str(parsed), options=parsed.options)
+    return Block.of(str(parsed), parsed)
 
 
 class WrappedModel:
@@ -118,12 +101,12 @@ class WrappedModel:
             raise UsageError(
                 f"plan {windows[0]!r}: a model decodes single tokens here; +spec is for `driftgate certify`"
             )
-        products = [block.name for block in blocks if block.options.dot is Dot.TF32]
+        products = [block.name for block in blocks if any(o.dot is Dot.TF32 for o in block.plan.every)]
         if products and backend is not Backend.TRITON:
             raise InputError(
                 f"plan {products[0]!r}: TF32 needs tensor cores; run it on a GPU, or take +dot=ieee or bf16"
             )
-        if mimic and (family.decode.mimic is None or any(block.options != ReplayOptions() for block in blocks)):
+        if mimic and (family.decode.mimic is None or any(block.plan != BASELINE for block in blocks)):
             raise UsageError(
                 f"mimic: for the baseline of Mamba-2 models alone, got {family.recurrence.value} and plans "
                 f"{[block.name for block in blocks]}; leave it out"
@@ -138,6 +121,7 @@ class WrappedModel:
         self.shape: HeadShape = shapes.pop()
         self.blocks, self.n_sequences, self.n_layers = blocks, n_sequences, len(mixers)
         self.layer_indices = [int(m.layer_idx) for m in mixers]
+        check_layers({block.name: block.plan for block in blocks}, self.layer_indices)
         self.device: torch.device = model.device  # type: ignore[assignment]
         self.dtype: torch.dtype = model.dtype  # type: ignore[assignment]
         self.observers: list[Observer] = []
@@ -149,7 +133,7 @@ class WrappedModel:
         self._slots = torch.arange(n_sequences, dtype=torch.int32, device=self.device)
         for i, block in enumerate(blocks):
             block.rows = slice(i * n_sequences, (i + 1) * n_sequences)
-            block.pool = self.make_pool(block.options, n_slots=n_sequences)
+            block.open(self.layer_indices, partial(self.make_pool, n_slots=n_sequences))
         used = len(blocks) * n_sequences
         self.n_rows = -(-used // ROW_MULTIPLE) * ROW_MULTIPLE
         self._row_sequence = torch.arange(self.n_rows, device=self.device) % n_sequences
@@ -167,14 +151,16 @@ class WrappedModel:
         self._entered.close()
         self._rows.cache = None
 
-    def make_pool(self, options: ReplayOptions, *, n_slots: int) -> StatePool:
-        """A pool of this model's shape on its device."""
+    def make_pool(self, options: ReplayOptions, layers: Sequence[int] | None = None, *, n_slots: int) -> StatePool:
+        """A pool of this model's shape on its device; ``layers``: numbers of its recurrent layers, None for all."""
+        layers = range(self.n_layers) if layers is None else layers
         pool = StatePool(
             self.shape,
             options,
             recurrence=self.family.recurrence,
             n_slots=n_slots,
-            n_layers=self.n_layers,
+            n_layers=len(layers),
+            layer_numbers=layers,
             activation_dtype=self.dtype,
             seed=self.seed,
             device=self.device,
@@ -229,8 +215,8 @@ class WrappedModel:
             raise RuntimeError(
                 f"{done} went through driftgate's kernels: the model took another path; load it without hub kernels"
             )
-        for block in self.blocks:
-            block.pool.advance(self._slots)
+        for pool in self._pools():
+            pool.advance(self._slots)
         return out
 
     @torch.no_grad()
@@ -249,12 +235,12 @@ class WrappedModel:
         if token_ids.shape[-1] == 1:
             return self.step(token_ids[..., 0])
         tokens = [block.pool.tokens[self._slots.long()] + token_ids.shape[-1] for block in self.blocks]
-        errors = [block.pool.error.clone() for block in self.blocks]
+        errors = [pool.error.clone() for pool in self._pools()]
         self._give_states()
         out = self._continue(token_ids)
         self._take_states(tokens)
-        for block, error in zip(self.blocks, errors, strict=True):
-            block.pool.error.copy_(error)  # a state that was not finite stays known
+        for pool, error in zip(self._pools(), errors, strict=True):
+            pool.error.copy_(error)  # a state that was not finite stays known
         return out
 
     def _continue(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -268,31 +254,36 @@ class WrappedModel:
     def _take_states(self, tokens: Sequence[torch.Tensor]) -> None:
         """Start every block from the model's states; tokens: [n_sequences] seen so far, of each block."""
         for block, seen in zip(self.blocks, tokens, strict=True):
-            block.pool.start(self._slots, tokens=seen, sequences=self._ids)
+            for pool in block.pools:
+                pool.start(self._slots, tokens=seen, sequences=self._ids)
         for layer in range(self.n_layers):
             states = self._rows.take_state(layer)
             for block in self.blocks:
-                block.pool.write(layer, self._slots.long(), states[block.rows])
+                block.write(layer, self._slots.long(), states[block.rows])
 
     def _give_states(self) -> None:
         """Fold every block and give its states to the model, which then goes on from them."""
-        for block in self.blocks:
-            self._kernels.flush_now(block.pool, self._slots, **self._fold_constants())
+        for pool in self._pools():
+            self._kernels.flush_now(pool, self._slots, **self._fold_constants(pool))
         for layer in range(self.n_layers):
-            states = [block.pool.checkpoint.read(layer, self._slots.long()) for block in self.blocks]
+            states = [block.read_checkpoint(layer, self._slots.long()) for block in self.blocks]
             self._rows.give_state(layer, self._spread(torch.cat(states)))
 
-    def _fold_constants(self) -> dict[str, torch.Tensor]:
-        """What ``flush_now`` needs of all layers: known from their first step on, and till then nothing is buffered."""
+    def _pools(self) -> list[StatePool]:
+        """Pools of all blocks."""
+        return [pool for block in self.blocks for pool in block.pools]
+
+    def _fold_constants(self, pool: StatePool) -> dict[str, torch.Tensor]:
+        """What ``flush_now`` needs of a pool's layers: known from their first step on, when nothing is buffered yet."""
         if self.family.recurrence.delta_rule:
             return {}
         none = torch.zeros(self.shape.value_heads, device=self.device)
-        return {"A": torch.stack([constants.get("A", none) for constants in self._constants])}
+        return {"A": torch.stack([self._constants[layer].get("A", none) for layer in pool.layer_numbers])}
 
     def run_kernel(
         self, inputs: StepInputs, pool: StatePool, layer: int, slots: torch.Tensor, *, alternative: bool = False
     ) -> torch.Tensor:
-        """One step of rows that all belong to one pool; o [rows, HV, d_v]."""
+        """One step of rows that all belong to one pool, ``layer`` counted in it; o [rows, HV, d_v]."""
         take = self._kernels.decode_step if pool.options.step_by_step else self._kernels.replay_step
         extra = {"alternative": True} if alternative else {}
         self.kernel_calls += 1
@@ -318,12 +309,16 @@ class WrappedModel:
         out = torch.zeros_like(inputs.values)
         for block in self.blocks:
             if function.mimic is not None and self.mimic:
-                state = block.pool.checkpoint.read(layer, self._slots.long())
+                state = block.read_checkpoint(layer, self._slots.long())
                 out[block.rows], state = function.mimic(state, block.rows, *args[1:], **kwargs)
-                block.pool.write(layer, self._slots.long(), state)
+                block.write(layer, self._slots.long(), state)
             else:
                 part = inputs.take_rows(block.rows)
-                out[block.rows] = self.run_kernel(part, block.pool, layer, self._slots, alternative=block.alternative)
+                taken = [
+                    self.run_kernel(part, pool, own, self._slots, alternative=block.alternative)
+                    for pool, own in block.places(layer)
+                ]
+                out[block.rows] = block.join(taken)
         for observe in self.observers:
             observe(layer, inputs, out)
         self._layers_done += 1

@@ -143,6 +143,10 @@ class HarnessTask(ItemTask):
         self.metric = self._choose_metric([row for own in judged.values() for row in own])
         return pd.DataFrame([_row(self.name, plan, row, self.metric) for plan, own in judged.items() for row in own])
 
+    def count(self, prompts: Sequence[Prompt]) -> tuple[int, int, int]:
+        """Documents; ``Prompt.repeat`` numbers the requests of a document, which are no repeats."""
+        return super().count(prompts)[0], 1, 1
+
     def _try_metrics(self, instances: Sequence[Any]) -> None:
         """Judge empty answers to the first document of each task: better refused now than after decoding."""
         firsts = {i.task_name: i.doc_id for i in reversed(instances)}

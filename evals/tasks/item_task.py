@@ -119,6 +119,11 @@ class ItemTask(ABC):
             -1 where each item stands for itself).
         """
 
+    def count(self, prompts: Sequence[Prompt]) -> tuple[int, int, int]:
+        """Independent units, questions in each, answers to each question: what the power of a task stands on."""
+        items = len({prompt.item_id for prompt in prompts})
+        return items, 1, max(1, len(prompts) // max(1, items))
+
     def measure_generation(
         self, prompts: Sequence[Prompt], answers: Mapping[str, Sequence[Decoded]]
     ) -> dict[str, dict[str, Any]]:

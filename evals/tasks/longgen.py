@@ -125,6 +125,11 @@ class LonggenTask(ItemTask):
                 )
         return prompts
 
+    def count(self, prompts: Sequence[Prompt]) -> tuple[int, int, int]:
+        """Generations, questions in each, repeats: a generation is the unit, since its answers share a state."""
+        items, _, repeats = super().count(prompts)
+        return items, len(prompts[0].detail), repeats
+
     def _streams(self, seed: int) -> list[tuple[np.ndarray, str]]:
         """Streams up to their questions, [prompt_tokens] each, and the groups of each in the order of asking."""
         try:

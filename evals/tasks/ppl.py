@@ -151,6 +151,8 @@ def _nll(decoded: Sequence[Decoded], *, mark: bool = False) -> np.ndarray:
 
 
 def _read(path: Path) -> str:
+    if path.suffix.lower() in (".csv", ".json", ".jsonl", ".parquet"):
+        raise InputError(f"task ppl reads plain text, and {path} is a table; give a text file with --data")
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:

@@ -44,10 +44,12 @@ def describe(suite: str, choices: dict[str, Any], *, out: Path | None) -> dict[s
         "backend": checked.backend.value,
         "dtype": checked.dtype or "as stored",
         "plans": [f"{name} ({role.value})" for name, role in chosen.roles().items()],
+        **({"ablate": f"{chosen.ablate}, each alone in every candidate below FP32"} if chosen.ablate else {}),
         "stream": chosen.stream,
         "streams": f"{_count(chosen.sequences, 'stream')} of {_count(chosen.steps, 'decoded step')}, "
         f"{_count(chosen.prefill, 'token')} prefilled",
         "rows of a forward": min(chosen.batch, chosen.sequences) * (len(chosen.plans) + 3),
+        "memory of the weights": f"about {format_bytes(checked.weights)}",
         "memory that grows with the steps": f"about {format_bytes(checked.memory)}",
         "policy": checked.policy.name,
         "out": str(out) if out is not None else f"a new folder in {folder.parent}/",
@@ -94,20 +96,23 @@ def _stream_power(checked: Checked, margins: list[float]) -> dict[str, Any]:
 
 def _item_power(built: BuiltTask, checked: Checked, margins: list[float]) -> dict[str, Any]:
     """Items are independent; their repeats are not: the power says what more of them would buy."""
-    from driftgate.accuracy.power import power_items
+    from driftgate.accuracy.power import power_items, power_noninferiority
 
-    described = built.describe()
-    n, repeats = described["items"], max(1, described["answers"] // described["items"])
+    units, each, repeats = built.task.count([built.prompts[i] for i in built.wanted()])
     found, more = {}, {}
     for margin in margins:
         for rate in ITEM_FLIP_RATES:
             case = f"margin {margin:g}, {rate:.0%} flips"
-            power = power_items(n, repeats, rate, margin, replicates=300)
-            found[case] = round(power.power, 2)
-            more[case] = {"80 %": power.repeats_80, "90 %": power.repeats_90}
+            if each > 1:
+                power = power_noninferiority(units, each, rate, margin, repeats=repeats, replicates=300)
+                found[case] = round(power, 2)
+                continue
+            items = power_items(units, repeats, rate, margin, replicates=300)
+            found[case] = round(items.power, 2)
+            more[case] = {"80 %": items.repeats_80, "90 %": items.repeats_90}
     longest = max(p.n_tokens for p in built.prompts)
     return {
-        "items": n,
+        "items": units * each,
         "repeats": repeats,
         "tokens of the longest": longest,
         "decode steps at the most": built.n_steps(checked.suite.batch),

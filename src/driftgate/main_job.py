@@ -9,20 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from driftgate.errors import InputError, UsageError, unknown_name
-from driftgate.memory import check_memory
+from driftgate.errors import UsageError, unknown_name
+from driftgate.find_models import check_positions, check_reference, find_model
+from driftgate.memory import check_memory, held_memory
 from driftgate.run_folder import RunFolder, check_out, claim, reclaim
 from driftgate.run_request import REQUEST, parse_request, read_request, refuse_changed, write_request
 
 if TYPE_CHECKING:
     from driftgate.accuracy.policy import Policy
     from driftgate.accuracy.records import RunData
+    from driftgate.evals.answer_store import AnswerStore
     from driftgate.evals.answering import BuiltTask
     from driftgate.evals.experiment import Experiment
     from driftgate.evals.suite import Suite
     from driftgate.kernels.contract import Backend
 
-__all__ = ["Checked", "Prepared", "check", "prepare", "resume", "run"]
+__all__ = ["Checked", "Prepared", "check", "check_parts", "make_experiment", "prepare", "resume", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,8 @@ class Checked:
         config: of its language model.
         device, backend, dtype: resolved; ``dtype`` None for the checkpoint's own.
         memory: bytes that grow with the steps.
+        weights: bytes of the model, and of the reference model where there is one.
+        reference: folder of the reference model.
         built: tasks with prompts of their own.
         given: token ids of the streams that the user gave, empty where there are none.
     """
@@ -48,6 +52,8 @@ class Checked:
     backend: Backend
     dtype: str | None
     memory: int
+    weights: int = 0
+    reference: Path | None = None
     built: tuple[BuiltTask, ...] = ()
     given: tuple[tuple[int, ...], ...] = ()
 
@@ -130,7 +136,7 @@ def resume(out: Path, *, command: Sequence[str] | None = None, jobs: int = 1) ->
     """
     request = read_request(out)
     suite, policy = parse_request(request, out)
-    checked = _check_parts(suite, policy, device=request["device"], backend=request["backend"], dtype=request["dtype"])
+    checked = check_parts(suite, policy, device=request["device"], backend=request["backend"], dtype=request["dtype"])
     folder = reclaim(out)
     try:
         return _load(checked, folder, command, jobs, request)
@@ -142,8 +148,35 @@ def resume(out: Path, *, command: Sequence[str] | None = None, jobs: int = 1) ->
 def _load(
     checked: Checked, folder: RunFolder, command: Sequence[str] | None, jobs: int, request: dict[str, Any] | None = None
 ) -> Prepared:
-    from driftgate.accuracy.models import load_model
     from driftgate.evals.answer_store import AnswerStore
+
+    store = AnswerStore(folder=folder.path / "answers")
+    experiment = make_experiment(checked, command or sys.argv, jobs, store=store)
+    if request is None:
+        write_request(folder.path, checked, experiment.loaded)
+    else:
+        refuse_changed(folder.path, request, checked, experiment.loaded)
+    return Prepared(experiment=experiment, folder=folder)
+
+
+def make_experiment(
+    checked: Checked,
+    command: Sequence[str],
+    jobs: int,
+    *,
+    store: AnswerStore | None = None,
+    least_plans: int = 0,
+) -> Experiment:
+    """Load the model of a run that was checked.
+
+    Args:
+        checked: the run.
+        command: for the manifest.
+        jobs: processes that answer items.
+        store: where answers are kept.
+        least_plans: as in ``Experiment``.
+    """
+    from driftgate.accuracy.models import load_model
     from driftgate.evals.experiment import Experiment
     from driftgate.kernels.contract import Backend
 
@@ -151,25 +184,25 @@ def _load(
         import torch
 
         torch.set_num_threads(1)  # bits depend on the number, and threads fight with the cross-check for the cores
-    loaded = load_model(checked.folder, name=checked.suite.model, device=checked.device, dtype=checked.dtype)
-    if request is None:
-        write_request(folder.path, checked, loaded)
-    else:
-        refuse_changed(folder.path, request, checked, loaded)
-    experiment = Experiment(
+    reference = None
+    if checked.reference is not None:
+        name = str(checked.suite.reference_model)
+        reference = load_model(checked.reference, name=name, device=checked.device, dtype=checked.dtype)
+    return Experiment(
         suite=checked.suite,
-        loaded=loaded,
+        loaded=load_model(checked.folder, name=checked.suite.model, device=checked.device, dtype=checked.dtype),
         backend=checked.backend,
         cross_check=checked.backend is Backend.TORCH,
         policy=checked.policy,
         dtype=checked.dtype,
-        command=list(command if command is not None else sys.argv),
+        command=list(command),
         built=checked.built,
         given=checked.given,
         jobs=jobs,
-        store=AnswerStore(folder=folder.path / "answers"),
+        reference=reference,
+        store=store,
+        least_plans=least_plans,
     )
-    return Prepared(experiment=experiment, folder=folder)
 
 
 def check(
@@ -197,22 +230,26 @@ def check(
     answer_prefill: str | int | None = None,
     limit: int | None = None,
     generate: bool | None = None,
+    ablate: str | None = None,
+    reference_model: str | None = None,
 ) -> Checked:
     """Check everything that can be checked before the long part: usage first, then files, then the model.
 
     Args:
         suite: bundled name or YAML file; the other arguments override it.
         out: run folder; nothing is written to it.
-        model: embedded checkpoint or folder.
+        model: embedded checkpoint, folder or hub id.
         plans, controls: plan texts; given, they replace the suite's.
         tasks: task names; an empty sequence for none.
         steps, sequences, batch, seed: sizes.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``cuda+cpu``.
         backend: ``auto``, ``triton``, ``triton-interpret`` or ``torch``.
         dtype: ``fp32``, ``bf16``, ``fp16``, or None for the checkpoint's own.
         policy: YAML file or bundled name, None for the suite's or the default.
         data, mode, prompt, repeats, temperature, max_new_tokens, answer_prefill, limit, generate: of items and
             the user's text; see ``Suite``.
+        ablate: ``layers``, ``heads`` or None; see ``Suite``.
+        reference_model: checkpoint whose weights the model's are compared with, named as ``model`` is.
 
     Raises:
         DriftgateError: what does not fit; one line.
@@ -224,6 +261,8 @@ def check(
             "sequences": sequences, "batch": batch, "seed": seed, "data": data, "mode": mode, "prompt": prompt,
             "repeats": repeats, "temperature": temperature, "max_new_tokens": max_new_tokens,
             "answer_prefill": answer_prefill, "limit": limit, "generate": generate,
+            "ablate": ablate,
+            "reference_model": reference_model,
         },
     )  # fmt: skip
     if dtype not in (None, "fp32", "bf16", "fp16"):
@@ -235,25 +274,33 @@ def check(
 
     rules = load_policy(policy if policy is not None else chosen.policy)
     check_out(out)
-    return _check_parts(chosen, rules, device=device, backend=backend, dtype=dtype)
+    return check_parts(chosen, rules, device=device, backend=backend, dtype=dtype)
 
 
-def _check_parts(chosen: Suite, rules: Policy, *, device: str, backend: str, dtype: str | None) -> Checked:
+def check_parts(chosen: Suite, rules: Policy, *, device: str, backend: str, dtype: str | None) -> Checked:
     """Model, device, prompts and memory of a suite that was chosen."""
-    from driftgate.accuracy.models import check_model, resolve_device, text_config
+    from driftgate.accuracy.models import check_model, resolve_device, text_config, weights_memory
     from driftgate.evals.answering import build_tasks
     from driftgate.evals.model_text import read_text
     from driftgate.evals.stream_data import read_streams
     from driftgate.evals.tasks import load_task
+    from driftgate.kernels.contract import Backend
 
     folder = find_model(chosen.model)
     device = resolve_device(device)
     way = _resolve_backend(backend, device)
-    config = text_config(check_model(folder))
+    parsed = check_model(folder, device=device, dtype=dtype)
+    config, weights = text_config(parsed), weights_memory(folder, parsed, dtype)
+    copies = 2 if way is Backend.TORCH and device == "cpu" else 1  # the cross-check decodes in a process of its own
     built: tuple[BuiltTask, ...] = ()
     given: tuple[tuple[int, ...], ...] = ()
     text = read_text(folder, config, name=chosen.model)
+    reference, more = None, 0
+    if chosen.reference_model is not None:
+        reference, more = check_reference(chosen.reference_model, text, device=device, dtype=dtype)
+    held = held_memory(chosen, config, weights=copies * weights + more)
     if chosen.stream == "data":
+        check_positions(chosen, text)
         length = chosen.steps + chosen.prefill
         given = tuple(
             read_streams(Path(str(chosen.data)), text, n=chosen.sequences, length=length, generate=chosen.generate)
@@ -264,7 +311,8 @@ def _check_parts(chosen: Suite, rules: Policy, *, device: str, backend: str, dty
         built = build_tasks(tasks, options, text, limit=chosen.limit)  # type: ignore[arg-type]
     return Checked(
         suite=chosen, policy=rules, folder=folder, config=config, device=device, backend=way, dtype=dtype,
-        memory=check_memory(chosen, config, device=device, dtype=dtype), built=built, given=given,
+        memory=check_memory(chosen, config, device=device, dtype=dtype, held=held), weights=weights + more,
+        reference=reference, built=built, given=given,
     )  # fmt: skip
 
 
@@ -309,12 +357,32 @@ def choose_suite(suite: str, choices: Mapping[str, Any]) -> Suite:
         plans=merge_plans(loaded, choices.get("plans") or (), choices.get("controls") or ()),
         tasks=None if tasks is None else tuple(tasks),
     )
+    _check_ablation(chosen)
     for name in chosen.tasks:
         load_task(name)
+    _refuse_idle(chosen, choices)
     chosen = _choose_stream(chosen, asked=bool(tasks and chosen.stream_tasks))
     if chosen.stream == "tasks":
         make_layout(chosen.steps + chosen.prefill, chosen.difficulty)
     return chosen
+
+
+def _check_ablation(suite: Suite) -> None:
+    """Refuse to take plans apart where there is none to take."""
+    from driftgate.accuracy.plans import Role
+
+    roles = suite.roles()
+    low = [name for name, plan in suite.named_plans().items() if plan.low_precision]
+    if suite.ablate is not None and not any(roles[name] is Role.CANDIDATE for name in low):
+        raise UsageError("--ablate takes candidates below FP32 apart and there is none; add one with --plan")
+
+
+def _refuse_idle(chosen: Suite, choices: Mapping[str, Any]) -> None:
+    """An option that no task of the run would look at is a mistake, not a detail."""
+    for name in ("mode", "prompt", "repeats", "temperature", "max_new_tokens", "answer_prefill", "limit"):
+        if choices.get(name) is not None and not chosen.item_tasks:
+            flag = "--" + name.removeprefix("answer_").replace("_", "-")
+            raise UsageError(f"{flag} is for tasks with items of their own; name one with --task, e.g. --task gpqa")
 
 
 def _choose_stream(suite: Suite, *, asked: bool) -> Suite:
@@ -338,25 +406,3 @@ def _takes_data(task: str) -> bool:
     from driftgate.evals.tasks import load_task
 
     return bool(getattr(load_task(task), "takes_data", False))
-
-
-def find_model(name: str) -> Path:
-    """The folder of an embedded checkpoint, or the folder that was named.
-
-    Raises:
-        UsageError: neither an embedded checkpoint nor something that looks like a path.
-        InputError: a path that is no folder.
-    """
-    from driftgate.evals.checkpoints import find_checkpoint, list_checkpoints
-
-    embedded = find_checkpoint(name)
-    if embedded is not None:
-        return embedded
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if "/" in name or name.startswith("."):
-        raise InputError(
-            f"model folder {name} does not exist; give a checkpoint folder or one of `driftgate ls models`"
-        )
-    raise unknown_name("model", name, list_checkpoints())

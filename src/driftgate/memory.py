@@ -1,21 +1,20 @@
-"""What a run would need of this machine's memory, from its sizes alone: refused before it is full.
+"""What a run would need of the memory of this machine and its GPU, from sizes alone: refused before it is full.
 
-Notable: a low estimate, right to about a factor of two. It counts what grows with the steps, so no weights and no
-states, and leaves out what lies on a GPU.
+Notable: an estimate, right to about a factor of two. Weights are counted from the headers of their files, states and
+what grows with the steps from config and suite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from driftgate.accuracy.free_memory import available_memory, device_memory, format_bytes
 from driftgate.errors import InputError
 
 if TYPE_CHECKING:
     from driftgate.evals.suite import Suite
 
-__all__ = ["available_memory", "check_memory", "format_bytes", "needed_memory"]
+__all__ = ["available_memory", "check_memory", "format_bytes", "held_memory", "needed_memory"]
 
 STREAM_BYTES = 50
 """Of one token of one task stream while the streams are drawn (measured)."""
@@ -26,7 +25,6 @@ _FIXED_BLOCKS = 3
 _ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}
 _WITHOUT_KEYS = ("linear_attention", "moe", "mlp")
 """Kinds of layers without attention."""
-_CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def needed_memory(suite: Suite, config: Any, *, device: str = "cpu", dtype: str | None = None) -> int:
@@ -39,13 +37,36 @@ def needed_memory(suite: Suite, config: Any, *, device: str = "cpu", dtype: str 
         dtype: of activations, None for the checkpoint's own.
     """
     length, plans = suite.steps + suite.prefill, len(suite.plans)
-    rows = min(suite.batch, suite.sequences) * (plans + _FIXED_BLOCKS)
     batches = -(-suite.sequences // suite.batch)
-    item = _ITEM_BYTES.get(dtype or str(getattr(config, "dtype", "")).removeprefix("torch."), 4)
-    cache = 4 * _kept_keys(config) * item * rows * length  # K, V; each copied as it grows
-    figures = batches * suite.steps * (STEP_BYTES + CELL_BYTES * rows)
+    cache = 2 * _cache_bytes(suite, config, dtype)  # each tensor is copied as it grows
+    figures = batches * suite.steps * (STEP_BYTES + CELL_BYTES * _rows(suite))
     frame = ROW_BYTES * plans * suite.sequences * suite.steps
     return int(STREAM_BYTES * suite.sequences * length + cache * (device == "cpu") + figures + frame)
+
+
+def held_memory(suite: Suite, config: Any, *, weights: int) -> int:
+    """Bytes that a run holds from its first step to its last where the model lies: weights and FP32 states of all rows.
+
+    Args:
+        suite: sizes and plans.
+        config: of the language model, as transformers reads it.
+        weights: bytes of all models of the run.
+    """
+    from driftgate.accuracy.config_shapes import read_shapes
+
+    shapes = read_shapes(config.to_dict(), source="config.json")
+    state = 4 * shapes.heads.value_heads * shapes.heads.d_v * shapes.heads.d_k * len(shapes.recurrent_layers)
+    return weights + 2 * _rows(suite) * state  # the pools' own beside those that prefill leaves in the model's cache
+
+
+def _rows(suite: Suite) -> int:
+    return min(suite.batch, suite.sequences) * (len(suite.plans) + _FIXED_BLOCKS)
+
+
+def _cache_bytes(suite: Suite, config: Any, dtype: str | None) -> int:
+    """Bytes of keys and values of all rows at the end of a stream."""
+    item = _ITEM_BYTES.get(dtype or str(getattr(config, "dtype", "")).removeprefix("torch."), 4)
+    return 2 * _kept_keys(config) * item * _rows(suite) * (suite.steps + suite.prefill)
 
 
 def _kept_keys(config: Any) -> int:
@@ -54,45 +75,39 @@ def _kept_keys(config: Any) -> int:
     layers = sum(kind not in _WITHOUT_KEYS for kind in kinds)
     if not layers:
         return 0
+    if getattr(config, "kv_lora_rank", None):  # latent attention keeps one vector in place of keys and values
+        width: int = config.kv_lora_rank + config.qk_rope_head_dim
+        return layers * width // 2
     heads: int = config.num_attention_heads
     head: int = getattr(config, "head_dim", None) or config.hidden_size // heads
     return layers * (getattr(config, "num_key_value_heads", None) or heads) * head
 
 
-def available_memory() -> int | None:
-    """Bytes that this process may still take: of the machine, or of its control group where that is less."""
-    try:
-        fields: Mapping[str, str] = dict(
-            line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        )
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
-    try:
-        return min(free, int(_CGROUP.read_text(encoding="ascii")))
-    except (OSError, ValueError):  # no control group, or "max"
-        return free
+def check_memory(suite: Suite, config: Any, *, device: str = "cpu", dtype: str | None = None, held: int = 0) -> int:
+    """``needed_memory``, where this machine and the device have it beside what is held.
 
-
-def check_memory(suite: Suite, config: Any, *, device: str = "cpu", dtype: str | None = None) -> int:
-    """``needed_memory``, where this machine has it.
+    Args:
+        suite, config, device, dtype: as for ``needed_memory``.
+        held: bytes of weights and states, on the device.
 
     Raises:
-        InputError: this machine does not have them.
+        InputError: one of them has not.
     """
     needed, free = needed_memory(suite, config, device=device, dtype=dtype), available_memory()
-    if free is not None and needed > free:
+    here = needed + held * (device == "cpu")
+    sizes = f"{suite.sequences} streams of {suite.steps} steps"
+    mend = "give fewer --steps, --sequences or --batch"
+    beside = f" beside {format_bytes(held)} of weights and states" if held else ""
+    if free is not None and here > free:
         raise InputError(
-            f"{suite.sequences} streams of {suite.steps} steps need about {format_bytes(needed)} of memory, "
-            f"{format_bytes(free)} are free; give fewer --steps, --sequences or --batch"
+            f"{sizes} need about {format_bytes(needed)} of memory{beside if device == 'cpu' else ''}, "
+            f"{format_bytes(free)} are free; {mend}"
         )
+    if device != "cpu":
+        cache, left = _cache_bytes(suite, config, dtype), device_memory(device)
+        if left is not None and cache + held > left:
+            raise InputError(
+                f"{sizes} need about {format_bytes(cache)} of memory{beside}, {format_bytes(left)} are free on "
+                f"{device}; {mend}"
+            )
     return needed
-
-
-def format_bytes(size: int) -> str:
-    """A size with two significant digits or more, in decimal units."""
-    value, units = float(size), ["B", "kB", "MB", "GB", "TB", "PB"]
-    while value >= 1000 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    return f"{value:.3g} {units[0]}" if value < 1000 else f"{value:.3e} {units[0]}"

@@ -41,8 +41,9 @@ def list_plans() -> Rows:
     shape = HeadShape(key_heads=16, value_heads=32, d_k=128, d_v=128)
     seen: dict[str, list[str]] = {}
     for suite in bundled_suites():
-        for name in load_suite(suite).named_plans():
-            seen.setdefault(name, []).append(suite)
+        for name, plan in load_suite(suite).named_plans().items():
+            if not plan.layers:
+                seen.setdefault(name, []).append(suite)
     rows: Rows = [{"plan": "baseline", "traffic of a GDN 16/32 x 128 x 128 layer, BF16": "1.000", "suites": "all"}]
     for name, suites in seen.items():
         options = PrecisionPlan.parse(name).options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +21,7 @@ __all__ = ["run"]
 
 def run(
     suite: Annotated[str, typer.Argument(help="Bundled suite or YAML file.")] = "quick",
-    model: Annotated[str | None, typer.Option(help="Embedded checkpoint or folder.")] = None,
+    model: Annotated[str | None, typer.Option(help="Embedded checkpoint, folder or hub id.")] = None,
     plan: Annotated[list[str] | None, typer.Option(help="Plan, e.g. nvfp4/fp32@16; repeatable.")] = None,
     control: Annotated[list[str] | None, typer.Option(help="Plan that is expected to drift; repeatable.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Task, or none; repeatable.")] = None,
@@ -28,7 +29,7 @@ def run(
     sequences: Annotated[int | None, typer.Option(min=1, help="Streams.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Streams that decode together.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of streams and questions.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or cuda+cpu.")] = "auto",
     backend: Annotated[str, typer.Option(help="auto, triton, triton-interpret or torch.")] = "auto",
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16; default as stored.")] = None,
     data: Annotated[str | None, typer.Option(help="Questions of a task, or text to stream: a file.")] = None,
@@ -42,7 +43,22 @@ def run(
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens that an answer may have.")] = None,
     prefill: Annotated[str | None, typer.Option(help="Of each prompt, by the model: none, prompt or a number.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Items of each task.")] = None,
+    reference_model: Annotated[str | None, typer.Option(help="Checkpoint to compare the model's weights with.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that answer items.")] = 1,
+    ablate: Annotated[
+        str | None, typer.Option(help="layers or heads: also measure each alone in every candidate's precision.")
+    ] = None,
+    recommend: Annotated[
+        bool, typer.Option("--recommend", help="Name the plan with the least KL that passes and fits --budget.")
+    ] = False,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Greatest state ratio for --recommend: bytes of state that a step reads and writes on average, buffer "
+            "left out, relative to the FP32 baseline (column State)."
+        ),
+    ] = None,
+    extend: Annotated[Path | None, typer.Option(help="Finished run to add plans to.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Folder of an interrupted run to take up.")] = None,
     policy: PolicyFile = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/SUITE-TIME-RANDOM.")] = None,
@@ -52,10 +68,13 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and the power of its tasks.")] = False,
 ) -> None:
     """Measure plans beside the FP32 baseline, decide, and write a report."""
-    from driftgate.main_job import prepare
+    from driftgate.extend import extend as add_plans
+    from driftgate.main_job import Prepared, prepare
     from driftgate.main_job import resume as take_up
+    from driftgate.recommend import check_budget, recommend_plan
     from driftgate.run_folder import default_out
 
+    check_budget(recommend, budget)
     if steps is not None and steps < 1:
         raise EmptyRunError(f"--steps {steps}: no step would be decoded; give 1 or more")
     tasks = None if task is None else [t for t in task if t != "none"]
@@ -64,16 +83,26 @@ def run(
         "sequences": sequences, "batch": batch, "seed": seed, "dtype": dtype, "policy": policy, "data": data,
         "mode": mode, "prompt": prompt, "repeats": repeats, "temperature": temperature,
         "max_new_tokens": max_new_tokens, "answer_prefill": prefill, "limit": limit,
-        "generate": generate or None,
+        "generate": generate or None, "reference_model": reference_model, "ablate": ablate,
     }  # fmt: skip
+    if extend is not None:
+        given = {name for name, value in choices.items() if value not in (None, [])} - {"plans", "controls", "policy"}
+        if given or dry_run or resume is not None:
+            raise UsageError("--extend takes streams and items of its run; give --plan, --control, --policy and --out")
     if resume is not None and (dry_run or out is not None or any(v not in (None, []) for v in choices.values())):
         raise UsageError("--resume takes up a run as it was asked for; leave the other options out")
     choices |= {"device": device, "backend": backend}
     if dry_run:
         _print_dry_run(suite, choices, out, as_json=as_json)
         return
+    prepared: Prepared
     if resume is not None:
         prepared = take_up(resume, jobs=jobs)
+    elif extend is not None:
+        prepared = add_plans(
+            extend, out=out or default_out("extended"), plans=plan or [], controls=control or [], policy=policy,
+            device=device, jobs=jobs,
+        )  # fmt: skip
     else:
         prepared = prepare(suite, out=out or default_out(suite), jobs=jobs, **choices)  # type: ignore[arg-type]
     with progress(
@@ -83,18 +112,25 @@ def run(
         then="cross-check and statistics",
     ) as advance:
         data = prepared.execute(advance)
+    advice = None if budget is None else recommend_plan(data, budget=budget)
     if as_json:
-        write(data.results.model_dump_json(indent=1) + "\n")
+        told = {} if advice is None else {"recommendation": asdict(advice)}
+        write(json.dumps({**data.results.model_dump(mode="json"), **told}, indent=1) + "\n")
     elif not quiet:
         _print_summary(data, prepared.out)
+        if advice is not None:
+            show(*advice.lines())
     raise typer.Exit(EXIT_OF_VERDICT[data.results.verdict])
 
 
 def _print_summary(data: RunData, folder: Path) -> None:
+    from driftgate.recommend import ablation_table
     from driftgate.reports.tables import run_lines, summary_table, tasks_table
 
     answers = tasks_table(data)
     tables: list[Table | str] = [summary_table(data), ""] if answers is None else [summary_table(data), "", answers, ""]
+    if data.results.ablation:
+        tables += [ablation_table(data), ""]
     show(*tables, *run_lines(data), f"report: {folder / 'report.html'}")
 
 

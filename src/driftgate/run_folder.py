@@ -8,6 +8,7 @@ and stayed empty.
 from __future__ import annotations
 
 import datetime
+import fcntl
 import os
 import secrets
 import socket
@@ -99,21 +100,35 @@ def reclaim(out: Path) -> RunFolder:
         InputError: the run is still going on, or the folder cannot be written.
     """
     try:
-        owner = (out / CLAIM).read_text(encoding="utf-8").split()
-        if len(owner) == 2 and owner[1] == socket.gethostname() and _is_alive(int(owner[0])):
-            raise InputError(f"{out} belongs to a run that is still going on (process {owner[0]}); wait for it")
-        (out / CLAIM).unlink()
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot take over {out}: {error}") from error
-    try:
-        _write_claim(out)
-    except FileExistsError as error:
-        raise _in_use(out) from error
+        folder = os.open(out, os.O_RDONLY)
     except OSError as error:
         raise _unwritable(out, error) from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # of two that take the same folder over, the second meets the first's claim
+        _refuse_living(out)
+        (out / CLAIM).unlink(missing_ok=True)
+        _write_claim(out)
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    finally:
+        os.close(folder)
     return RunFolder(path=out, made=())
+
+
+def _refuse_living(out: Path) -> None:
+    try:
+        process, host = (out / CLAIM).read_text(encoding="utf-8").split()
+        number = int(process)
+        alive = host != socket.gethostname() or _is_alive(number)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise InputError(f"{out / CLAIM} is damaged; delete it if no run is going on in {out}") from error
+    if alive:
+        raise InputError(
+            f"{out} belongs to process {process} on {host}, which is still going on; wait for it, or delete "
+            f"{out / CLAIM} if it is gone"
+        )
 
 
 def _write_claim(out: Path) -> None:

@@ -6,6 +6,7 @@ kept, everything else is measured again, and the result is that of an uninterrup
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from driftgate.accuracy.models import LoadedModel
     from driftgate.main_job import Checked
 
-__all__ = ["REQUEST", "read_request", "refuse_changed", "write_request"]
+__all__ = ["REQUEST", "hash_request", "read_request", "refuse_changed", "write_request"]
 
 REQUEST = "request.json"
 
@@ -25,7 +26,8 @@ def write_request(folder: Path, checked: Checked, loaded: LoadedModel) -> None:
     """Keep what a run is about to do."""
     from driftgate.accuracy.records import write_text
 
-    write_text(folder / REQUEST, json.dumps(_describe(checked, loaded), indent=1) + "\n")
+    fields = _describe(checked, loaded)
+    write_text(folder / REQUEST, json.dumps({**fields, "sha256": hash_request(fields)}, indent=1) + "\n")
 
 
 def read_request(folder: Path) -> dict[str, Any]:
@@ -35,11 +37,13 @@ def read_request(folder: Path) -> dict[str, Any]:
         InputError: there is no run to resume in the folder, or it is finished.
     """
     if (folder / "results.json").exists():
-        raise InputError(f"{folder} holds a finished run; there is nothing to resume")
+        raise InputError(f"{folder} holds a finished run; `driftgate report {folder}` renders it again")
     try:
         fields = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
         if not isinstance(fields, dict) or not {"suite", "policy", "device", "backend", "dtype"} <= fields.keys():
             raise ValueError
+        if fields.pop("sha256", None) != hash_request(fields):
+            raise InputError(f"{folder / REQUEST} was edited; start the run anew with what you want")
     except FileNotFoundError as error:
         raise InputError(f"{folder} holds no interrupted run; give the folder of one, or start anew") from error
     except (OSError, ValueError) as error:
@@ -62,6 +66,11 @@ def refuse_changed(folder: Path, request: dict[str, Any], checked: Checked, load
         first = next((name for name in names if fields.get(name) != before.get(name)), None)
         what = part if first is None else f"{part} {first}"
         raise InputError(f"{folder}: {what} is not what the run began with; start it anew with another --out")
+
+
+def hash_request(fields: dict[str, Any]) -> str:
+    """Seal of a request, the seal itself left out: an edited one is told."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def _describe(checked: Checked, loaded: LoadedModel) -> dict[str, Any]:

@@ -6,14 +6,17 @@ Notable: one ``Comparison`` is formed first, and text, JSON and exit code are re
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from driftgate.console import EXIT_OF_VERDICT, show, write
 from driftgate.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from driftgate.accuracy.noninferiority import PairedVerdict
     from driftgate.accuracy.policy_file import Policy
     from driftgate.accuracy.records import TaskRecord, VerdictRecord
@@ -30,7 +33,7 @@ class Compared:
 
     Attributes:
         base, candidate: what was read.
-        record: figures and the task's verdict.
+        record: figures and the task's verdict; ``repeats`` are those of the median item.
         paired: bounds, and the repeats that would decide; None where the policy asks for no margin here.
     """
 
@@ -60,6 +63,8 @@ class Compared:
         )
         return {
             **{name: getattr(found, name) for name in names},
+            "repeats_least": self.base.repeats[0],
+            "repeats_greatest": self.base.repeats[-1],
             "chance": found.chance or None,
             "cap_hits": found.cap_hits if caps else None,
             "baseline_cap_hits": found.baseline_cap_hits if caps else None,
@@ -154,13 +159,14 @@ def compare_samples(
     """Read two files and decide every task under a policy.
 
     Raises:
-        InputError: files that cannot be read, chosen or paired, or a policy without a check of answers.
+        InputError: files that cannot be read, chosen or paired, or are the same, or a policy without a check of
+            answers.
         EmptyRunError: nothing was scored.
     """
-    from driftgate.accuracy.items import compare_items, paired_record
+    from driftgate.accuracy.items import paired_record
     from driftgate.accuracy.policy import find_unmatched
     from driftgate.accuracy.policy_file import TASK_CHECKS
-    from driftgate.accuracy.samples import CANDIDATE, make_items, pair_sets, read_samples
+    from driftgate.accuracy.samples import CANDIDATE, make_items, pair_sets, read_samples, refuse_same_files
     from driftgate.accuracy.task_checks import check_tasks, judge_task
     from driftgate.accuracy.verdicts import matches, summarize_verdicts
 
@@ -169,15 +175,18 @@ def compare_samples(
         raise InputError(f"policy {policy.name} has no {' or '.join(TASK_CHECKS)}; give --margin, or a policy with one")
     sides = [read_samples(path, metric=metric, filter=filter) for path in (base, cand)]
     verdicts, tasks = [], {}
-    for task, (own, other) in pair_sets(*sides).items():
+    pairs = pair_sets(*sides)
+    refuse_same_files(pairs)
+    for task, (own, other) in pairs.items():
         items = make_items(task, own, other)
         record = paired_record(items, CANDIDATE, task, chance=max(own.chance, other.chance))
+        record.repeats = median_low(own.repeats)
         found = check_tasks(items, {CANDIDATE: {task: record}}, judged.checks)
-        verdicts += [_need_caps(v, own, other) for v in found]
+        verdicts += [_need_caps(_restate_repeats(v, items, record, task), own, other) for v in found]
         margins = [
             c.margin for c in judged.checks if c.margin and matches(CANDIDATE, c.plans) and matches(task, c.tasks)
         ]
-        paired = compare_items(items, CANDIDATE, task, margin=margins[0]) if margins else None
+        paired = _compare(items, record, task, margins[0]) if margins else None
         record.verdict = judge_task(verdicts, CANDIDATE, task)
         tasks[task] = Compared(base=own, candidate=other, record=record, paired=paired)
     verdicts += find_unmatched(judged, [CANDIDATE], tasks)
@@ -203,6 +212,43 @@ def _choose_policy(margin: float | None, policy: Path | None) -> Policy:
     return Policy(name=f"--margin {margin:g}", checks=(check,))
 
 
+def _compare(items: pd.DataFrame, record: TaskRecord, task: str, margin: float) -> PairedVerdict:
+    """``compare_items``, where items may differ in repeats, and repeats of a baseline that guesses decide nothing."""
+    from driftgate.accuracy.items import BASELINE
+    from driftgate.accuracy.noninferiority import paired_noninferiority
+    from driftgate.accuracy.samples import CANDIDATE
+
+    means = items.groupby(["plan", "item_id"])["correct"].mean().unstack("plan")
+    found = paired_noninferiority(means[CANDIDATE] - means[BASELINE], margin, repeats=record.repeats)
+    guesses = _say_at_chance(items, record, task)
+    if guesses is None or found.verdict == "fail":
+        return found
+    bounds = found.reason.partition("; ")[0]
+    return replace(found, repeats_needed=None, reason=f"{guesses}, more repeats do not help; {bounds}")
+
+
+def _say_at_chance(items: pd.DataFrame, record: TaskRecord, task: str) -> str | None:
+    """As a pass that is withheld says it; None where the baseline is above guessing."""
+    from driftgate.accuracy.chance import items_above_chance
+    from driftgate.accuracy.items import score_baseline
+
+    chance = items_above_chance(score_baseline(items, task), record.chance)
+    told = f"at_chance: the baseline answers {chance.accuracy:.1%} right, guessing {record.chance:.0%}"
+    return None if chance else told
+
+
+def _restate_repeats(verdict: VerdictRecord, items: pd.DataFrame, record: TaskRecord, task: str) -> VerdictRecord:
+    """What would decide an open loss, in the words of ``_compare``; a warning behind it stays."""
+    from driftgate.accuracy.items import compare_items
+    from driftgate.accuracy.samples import CANDIDATE
+
+    if verdict.verdict != "inconclusive" or verdict.limit is None or not verdict.check.startswith("task_loss"):
+        return verdict
+    stock = compare_items(items, CANDIDATE, task, margin=verdict.limit).reason
+    rest = verdict.reason.removeprefix(_say_at_chance(items, record, task) or stock).removeprefix(stock)
+    return verdict.model_copy(update={"reason": _compare(items, record, task, verdict.limit).reason + rest})
+
+
 def _need_caps(verdict: VerdictRecord, *sides: SampleSet) -> VerdictRecord:
     """Caps that were not recorded are no caps that were not hit."""
     missing = [str(side.source) for side in sides if not side.records_caps]
@@ -224,8 +270,10 @@ def _describe(name: str, task: Compared) -> list[str]:
     def percent(*keys: str) -> str:
         return sides.format(*("n/a" if f[key] is None else f"{100 * f[key]:.2f} %" for key in keys))
 
+    least, greatest = f["repeats_least"], f["repeats_greatest"]
+    repeats = f"{least} {'repeat' if least == 1 else 'repeats'} each"
     lines = [
-        f"{name}: {f['n']} items, {f['repeats']} {'repeat' if f['repeats'] == 1 else 'repeats'} each",
+        f"{name}: {f['n']} items, {repeats if least == greatest else f'{least} to {greatest} repeats'}",
         f"  accuracy: {percent('baseline_accuracy', 'accuracy')}",
         f"  delta: {100 * f['delta']:+.2f} points, 95 % interval [{100 * f['ci_low']:+.2f}, {100 * f['ci_high']:+.2f}]",
         f"  items: {f['lost']} lost, {f['gained']} gained, McNemar p = {f['p_value']:.3g}",
