@@ -77,7 +77,7 @@ def bound_cap_excess(items: pd.DataFrame, plan: str, task: str, *, alpha: float 
 def has_caps(items: pd.DataFrame, task: str) -> bool:
     """Whether any answer to a task was generated, and so could be cut off: more than the one token of a choice."""
     own = items[items["task"] == task]
-    return bool(own["capped"].any() or (own["n_tokens"] > 1).any())
+    return bool(own["capped"].any() or not (own["n_tokens"] <= 1).all())
 
 
 def count_reads(items: pd.DataFrame, plan: str, task: str) -> NDArray[np.int64] | None:

@@ -40,7 +40,7 @@ __all__ = [
     "plan_verdict",
     "run_lines",
     "summary_table",
-    "tasks_table",
+    "tasks_tables",
 ]  # fmt: skip
 
 NA = "n/a"
@@ -285,15 +285,17 @@ def summary_table(run: RunData) -> Table:
     return table
 
 
-def tasks_table(run: RunData) -> Table | None:
-    """Accuracy of the baseline and of every plan on every task, with lost and gained answers; None without tasks."""
+def tasks_tables(run: RunData) -> list[Table]:
+    """Accuracy of baseline and plans with lost and gained answers, two tasks a table, so that it fits 80 columns."""
     tasks = list(dict.fromkeys(task for plan in run.results.plans.values() for task in plan.tasks))
-    if not tasks:
-        return None
+    return [_tasks_table(run, tasks[first : first + 2]) for first in range(0, len(tasks), 2)]
+
+
+def _tasks_table(run: RunData, tasks: list[str]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("Plan", overflow="fold")
     for task in tasks:
-        table.add_column(f"{task} accuracy", justify="right", no_wrap=True)
+        table.add_column(f"{task} accuracy", justify="right", overflow="fold")
         table.add_column("lost/gained", justify="right", no_wrap=True)
     first = next(iter(run.results.plans.values())).tasks
     base = [cell for t in tasks for cell in (format_percent(first[t].baseline_accuracy, digits=1), "")]

@@ -151,7 +151,7 @@ def test_every_way_to_measure_nothing_has_a_code_of_its_own(capfd, monkeypatch, 
         2: [("run", "--plan", "nvfp5@16"), ("run", "--task", "gqpa"), ("run", "dirft")],
         4: [("run", "--out", base), (*gate, base, tmp_path / "none.jsonl")],
         5: [("run", "--steps", 0), (*gate, base, empty), (*gate, base, failed)],
-        0: [(*gate, base, base)],
+        0: [(*gate, base, answers(tmp_path, "same", "1" * 198, engine="another"))],
         1: [(*gate, base, answers(tmp_path, "wrong", "0" * 198))],
         3: [(*gate, base, answers(tmp_path, "mixed", "0" * 8 + "1" * 190))],
     }

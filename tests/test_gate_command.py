@@ -360,7 +360,7 @@ def test_samples_of_any_engine_are_gated_with_every_flag_of_theirs(call, monkeyp
 @pytest.mark.parametrize(("lost", "code"), [(0, 0), (40, 1)])
 def test_two_files_of_answers_have_a_verdict(call, lost, code):
     for name, wrong in (("base", 10), ("cand", 10 + lost)):
-        lines = [json.dumps({"item_id": f"q{i}", "correct": i >= wrong}) for i in range(200)]
+        lines = [json.dumps({"item_id": f"q{i}", "correct": i >= wrong, "engine": name}) for i in range(200)]
         Path(f"{name}.jsonl").write_text("\n".join(lines))
     found, _, err = call("gate", "--samples", "base.jsonl", "cand.jsonl", "--margin", 4)
     assert (found, err) == (code, "")

@@ -101,7 +101,7 @@ def test_one_evaluation_given_as_both_sides_is_refused(tmp_path, way):
     elif way == "copied folder":
         write_lines(other / base.name, lm_eval_rows("110"))
     sides = [read_samples(base.parent if "folder" in way else base), read_samples(other)]
-    with pytest.raises(InputError, match="^the two files are the same; [^\n]*$"):
+    with pytest.raises(InputError, match=r"^the two files are the same; [^\n]*$"):
         refuse_same_files(pair_sets(*sides))
 
 

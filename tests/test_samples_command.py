@@ -170,7 +170,7 @@ def test_the_same_file_twice_is_exit_code_4(tmp_path, capsys):
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(base.read_bytes())
     for other in (base, copy):
-        with pytest.raises(InputError, match="^the two files are the same; ") as caught:
+        with pytest.raises(InputError, match=r"^the two files are the same; ") as caught:
             gate_samples(base, other, margin=2)
         assert caught.value.exit_code == 4 and "\n" not in str(caught.value)
     assert capsys.readouterr().out == ""
@@ -213,10 +213,13 @@ def test_a_warning_of_caps_stays_behind_what_would_decide(tmp_path, capsys):
 
 
 def cut(folder, hits: int, **policy):
-    """Equal answers; the candidate hits the cap so many times."""
+    """Equal answers; the candidate hits the cap so many times, where both are wrong."""
     base, _ = flips(0, 0)
     rows = plain_rows(base, capped=False, parse_reason="ok")
-    cand = [row | ({"capped": True, "parse_reason": "truncated"} if i < hits else {}) for i, row in enumerate(rows)]
+    cand = [
+        row | ({"capped": True, "parse_reason": "truncated"} if i >= len(rows) - hits else {})
+        for i, row in enumerate(rows)
+    ]
     path = folder / "caps.yaml"
     path.write_text(
         "checks: [{check: task_loss, margin: 2, reason: x}, {check: cap_hit_excess, limit: 0.05, reason: longer}]"
@@ -230,14 +233,14 @@ def test_caps_and_unread_answers_of_both_sides_are_told_and_gated(tmp_path, caps
     figures = found["tasks"]["samples"]
     assert (code, figures["cap_hits"], figures["baseline_cap_hits"]) == (1, 40, 0)
     assert (figures["unparsed"], figures["baseline_unparsed"], figures["verdict"]) == (40, 0, "fail")
-    assert figures["accuracy_completed"] == pytest.approx(110 / 158)
+    assert figures["accuracy_completed"] == pytest.approx(150 / 158)
     assert {v["check"]: v["verdict"] for v in found["verdicts"]} == {
         "task_loss:samples": "pass", "cap_hit_excess:samples": "fail",
     }  # fmt: skip
     gate_samples(base, candidate, policy=policy)
     text = capsys.readouterr().out
     assert "cap hits: base 0, candidate 40" in text and "unparsed: base 0, candidate 40" in text
-    assert "accuracy of completed answers: base 75.76 %, candidate 69.62 %" in text
+    assert "accuracy of completed answers: base 75.76 %, candidate 94.94 %" in text
 
 
 def test_caps_that_no_file_records_are_unknown_and_pass_no_check(tmp_path, capsys):

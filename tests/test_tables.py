@@ -36,6 +36,23 @@ def test_summary_table_fits_eighty_columns_with_whole_plan_names(run: rec.RunDat
         assert row.split()[-1] == tables.plan_verdict(run, plan)
 
 
+def test_tables_of_tasks_fit_eighty_columns_with_whole_plan_names(run: rec.RunData) -> None:
+    """Six tasks: a terminal drops columns that it has no room for, the plan's name first."""
+    plans = {name: plan.model_copy(deep=True) for name, plan in run.results.plans.items()}
+    for plan in plans.values():
+        record = next(iter(plan.tasks.values()))
+        names = ("recall", "tracking", "scratchpad", "gpqa", "lm_eval:arc_challenge", "ppl")
+        plan.tasks = dict.fromkeys(names, record)
+    found = tables.tasks_tables(with_results(run, plans=plans))
+    assert len(found) == 3
+    for table in found:
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(table)
+        lines = console.export_text().splitlines()
+        assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+        assert all(any(line.startswith(f"{name} ") for line in lines) for name in plans)
+
+
 def test_the_terminal_explains_its_marks_and_the_cross_check(run: rec.RunData) -> None:
     def shown(data: rec.RunData) -> str:
         console = Console(width=80, record=True, file=io.StringIO())

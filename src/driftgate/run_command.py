@@ -125,10 +125,11 @@ def run(
 
 def _print_summary(data: RunData, folder: Path) -> None:
     from driftgate.recommend import ablation_table
-    from driftgate.reports.tables import run_lines, summary_table, tasks_table
+    from driftgate.reports.tables import run_lines, summary_table, tasks_tables
 
-    answers = tasks_table(data)
-    tables: list[Table | str] = [summary_table(data), ""] if answers is None else [summary_table(data), "", answers, ""]
+    tables: list[Table | str] = [summary_table(data), ""]
+    for table in tasks_tables(data):
+        tables += [table, ""]
     if data.results.ablation:
         tables += [ablation_table(data), ""]
     show(*tables, *run_lines(data), f"report: {folder / 'report.html'}")
