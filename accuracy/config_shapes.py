@@ -100,11 +100,18 @@ def read_shapes(config: Config, *, source: str) -> ModelShapes:
     return found
 
 
+MOST = 2**24
+"""No size of a model is greater, a context of 16 million tokens among them; lists are made of layers."""
+
+
 def _get(config: Config, *names: str) -> Any:
     """The first of the names that the config has."""
     for name in names:
-        if config.get(name) is not None:
-            return config[name]
+        value = config.get(name)
+        if value is not None:
+            if isinstance(value, int) and value > MOST:
+                raise _Missing(f"{name} of {value} cannot be")
+            return value
     raise _Missing(f"no {' or '.join(names)}")
 
 

@@ -194,6 +194,7 @@ FAULTS: dict[str, tuple[bytes, str, type[DriftgateError]]] = {
     "torn.jsonl": (json.dumps(GOOD).encode() + b'\n{"question": "q', "line 2 is no JSON", InputError),
     "list.jsonl": (b"[1]\n", "line 1: expected a JSON object, got list", InputError),
     "number.jsonl": (as_line(options=[1, "2", "3", "4"]), "options: expected text, got int", InputError),
+    "half.jsonl": (as_line(question="a").replace(b'"a"', b'"\\ud800"'), "question holds half a char", InputError),
     "null.jsonl": (as_line(question=None), "question: expected text, got nothing", InputError),
     "three.jsonl": (as_line(options=["a", "b", "c"]), "options: expected a list of 4", InputError),
     "text.parquet": (b"no parquet at all", "cannot be read", InputError),

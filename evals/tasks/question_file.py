@@ -94,6 +94,8 @@ def load_questions(data: str | None = None) -> list[Item]:
 def _read_rows(source: str) -> list[tuple[int, dict[str, Any]]]:
     """Number (from 1) and cells of every row."""
     path = Path(source)
+    if not source.strip():
+        raise InputError(f"--data is empty; give a {', '.join(FORMATS)} file or leave it out")
     if path.is_file() and path.suffix.lower() not in FORMATS:
         raise InputError(f"{source}: questions are read from {', '.join(FORMATS)} files; convert it to one of them")
     if path.is_file() and path.stat().st_size == 0:
@@ -240,7 +242,8 @@ def _make_item(row: Mapping[str, Any], where: str) -> Item:
     else:
         columns = textwrap.shorten(", ".join(map(str, row)), 200, placeholder=" ...")
         raise InputError(f"{where}: {EXPECTED}; got {columns}")
-    named = [str(cell) for cell in (row.get("Record ID"), lower.get("id")) if cell not in (None, "")]
+    given = (row.get("Record ID"), lower.get("id"))
+    named = [_text(str(cell), f"{where}, id") for cell in given if cell not in (None, "")]
     return Item(
         item_id=named[0] if named else hashlib.sha256(question.encode()).hexdigest()[:16],
         question=question,
@@ -259,6 +262,8 @@ def _text(cell: Any, where: str) -> str:
         raise InputError(f"{where}: expected text, got {kind}; store the cell as text")
     if not cell.strip():
         raise InputError(f"{where} is empty; fill it or leave the row out")
+    if any("\ud800" <= character <= "\udfff" for character in cell):
+        raise InputError(f"{where} holds half a character (a lone surrogate); mend the text")
     return cell
 
 
