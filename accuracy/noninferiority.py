@@ -139,7 +139,7 @@ def paired_noninferiority(
         margin=limit,
         design_effect=float(bounds.design_effect[0]),
         repeats_needed=more,
-        reason=reason + _say_more(verdict, more, repeats),
+        reason=reason + _say_more(verdict, more, repeats, units, streams=streams is not None),
     )
 
 
@@ -209,11 +209,17 @@ def _say_loss(verdict: Outcome, upper: float, lower: float) -> str:
     return f"{100.0 * lower:.2f} to {100.0 * upper:.2f} points lost"
 
 
-def _say_more(verdict: Outcome, more: int | None, repeats: int) -> str:
+def _say_more(verdict: Outcome, more: int | None, repeats: int, units: Floats, *, streams: bool) -> str:
+    """What would decide: streams where they are the units, items where nothing flipped, else repeats."""
     if verdict != "inconclusive":
         return ""
     if more is None:
-        return "; no practical number of repeats would decide"
+        return "; no practical number of answers would decide"
+    wanted = math.ceil(units.size * more / repeats)
+    if streams:
+        return f"; {wanted} streams (now {units.size}) would decide if loss and spread stay as they are"
+    if np.ptp(units) <= 1e-12:
+        return f"; {wanted} items (now {units.size}) would decide if nothing flips among them either"
     return f"; {more} repeats (now {repeats}) would decide if loss and spread stay as they are"
 
 

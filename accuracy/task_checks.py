@@ -120,13 +120,14 @@ def _judge_loss(
 ) -> VerdictRecord:
     found, record = loss.found, records[loss.plan][loss.task]
     verdict, reason = found.verdict, found.reason
-    if verdict == "pass":
-        blocked = _block_pass(items, record, loss.task, untested)
-        if blocked is not None:
-            verdict, reason = "inconclusive", blocked
-        elif not passes:
-            verdict = "inconclusive"
-            reason = f"{found.reason}; over all plans (Holm) p = {adjusted:.2g}, more items would decide"
+    chance = _find_chance(items, record, loss.task)
+    if chance is not None and verdict != "fail":
+        verdict, reason = "inconclusive", f"{chance}, more repeats do not help; {found.reason.partition('; ')[0]}"
+    elif verdict == "pass" and untested is not None:
+        verdict, reason = "inconclusive", untested
+    elif verdict == "pass" and not passes:
+        verdict = "inconclusive"
+        reason = f"{found.reason}; over all plans (Holm) p = {adjusted:.2g}, more items would decide"
     reason += _warn_of_caps(items, loss, record)
     if verdict in ("pass", "fail"):
         reason = f"{reason}: {loss.check.reason}"
@@ -136,11 +137,12 @@ def _judge_loss(
     )  # fmt: skip
 
 
-def _block_pass(items: pd.DataFrame, record: TaskRecord, task: str, untested: str | None) -> str | None:
+def _find_chance(items: pd.DataFrame, record: TaskRecord, task: str) -> str | None:
+    """That the baseline is not above guessing, so that more answers would say nothing either; None if it is."""
     chance = items_above_chance(score_baseline(items, task), record.chance)
-    if not chance:
-        return f"at_chance: the baseline answers {chance.accuracy:.1%} right, guessing {record.chance:.0%}"
-    return untested
+    if chance:
+        return None
+    return f"at_chance: the baseline answers {chance.accuracy:.1%} right, guessing {record.chance:.0%}"
 
 
 def _warn_of_caps(items: pd.DataFrame, loss: _Loss, record: TaskRecord) -> str:

@@ -126,7 +126,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a word for a number": ({"linear_num_key_heads": "many"}, "make no layer"),
     "no recurrent layer": ({"layer_types": ["full_attention"]}, "none of its 1 layers is recurrent"),
     "an interval of 0": ({"full_attention_interval": 0, "layer_types": None}, "make no layer"),
-    "more layers than memory": ({"num_hidden_layers": 10**9, "layer_types": None}, "num_hidden_layers of 10+ cannot be"),
+    "more layers than memory": (
+        {"num_hidden_layers": 10**9, "layer_types": None},
+        "num_hidden_layers of 10+ cannot be",
+    ),
     "a text part that is none": ({"text_config": 7}, "make no layer"),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -195,6 +197,24 @@ def test_an_answer_that_is_not_finite_fails_the_plan_whatever_the_margin():
     assert [(v.check, v.verdict) for v in verdicts if v.verdict == "fail"] == [("finite", "fail")]
     assert "1 answers have logits that are not finite" in verdicts[-1].reason
     assert run.results.verdict == "fail"
+
+
+def test_what_would_decide_is_something_that_can_be_asked_for():
+    """Streams have no repeats, and greedy answers that never flip show nothing new when they are asked again."""
+    still = one(with_answers(0, 0, 30, right=28), loss(2))
+    assert re.search(r"; \d+ items \(now 30\) would decide if nothing flips", still.reason)
+    assert re.search(r"; \d+ repeats \(now 1\) would decide", one(with_answers(6, 5), loss(2)).reason)
+    in_streams = with_answers(6, 5)
+    in_streams.items["stream"] = [*range(18)] * 22
+    assert re.search(r"; \d+ streams \(now 18\) would decide", one(in_streams, loss(2)).reason)
+
+
+def test_a_baseline_that_guesses_is_told_whatever_else_is_open():
+    found = one(with_answers(0, 0, 20, right=5), loss(2))
+    assert found.verdict == "inconclusive"
+    assert found.reason.startswith(
+        "at_chance: the baseline answers 25.0% right, guessing 25%, more repeats do not help; "
+    )
 
 
 def test_a_task_that_generates_nothing_has_no_cap_to_hit():

@@ -244,8 +244,10 @@ def _restate_repeats(verdict: VerdictRecord, items: pd.DataFrame, record: TaskRe
 
     if verdict.verdict != "inconclusive" or verdict.limit is None or not verdict.check.startswith("task_loss"):
         return verdict
+    if verdict.reason.startswith("at_chance:"):
+        return verdict
     stock = compare_items(items, CANDIDATE, task, margin=verdict.limit).reason
-    rest = verdict.reason.removeprefix(_say_at_chance(items, record, task) or stock).removeprefix(stock)
+    rest = verdict.reason.removeprefix(stock)
     return verdict.model_copy(update={"reason": _compare(items, record, task, verdict.limit).reason + rest})
 
 
