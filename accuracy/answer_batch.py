@@ -72,10 +72,8 @@ class AnswerLoop:
         for t in range(stages.n_steps + 1):
             a = self.prefill + t
             self._look(logits, a)
-            if stages.scores(t):
-                self._score(logits, a)
-            if stages.chooses(t):
-                self._choose(logits, a)
+            self._score(logits, a, stages.scored(t))
+            self._choose(logits, stages.chosen(t))
             feed = self._follow(logits, a, generate=stages.generates(t))
             if t == stages.n_steps or (t % LOOK_EVERY == 0 and self._all_done(a)):
                 break
@@ -105,19 +103,20 @@ class AnswerLoop:
         asked = (a >= self.n_prompt) & ((a < self.n_forced + self.max_new) | choosing)
         return asked & ~self.done
 
-    def _score(self, logits: torch.Tensor, a: torch.Tensor) -> None:
-        """Log-probabilities of the continuation token that each row feeds next."""
-        rows = ((a >= self.n_prompt) & (a < self.n_forced)).nonzero()[:, 0]
-        if not len(rows):
+    def _score(self, logits: torch.Tensor, a: torch.Tensor, scored: list[int]) -> None:
+        """Log-probabilities of the continuation token that each of these rows feeds next."""
+        if not scored:
             return
+        rows = torch.tensor(scored, device=logits.device)
         part, targets = logits[:, rows], self.script[rows, a[rows]].expand(len(logits), -1)
         self.logprobs[:, rows, a[rows] - self.n_prompt[rows]] = -negative_log_likelihood(part, targets)
         self.greedy[:, rows] &= top_token(part) == targets
 
-    def _choose(self, logits: torch.Tensor, a: torch.Tensor) -> None:
-        rows = ((a == self.n_forced) & (self.choices[:, 0] != FREE)).nonzero()[:, 0]
-        if not len(rows):
+    def _choose(self, logits: torch.Tensor, chosen_by: list[int]) -> None:
+        """Log-probabilities of the choices of these rows."""
+        if not chosen_by:
             return
+        rows = torch.tensor(chosen_by, device=logits.device)
         part = logits[:, rows].double()
         chosen = part.gather(-1, self.choices[rows].clamp(min=0).expand(len(part), -1, -1))
         self.choice_logprobs[:, rows] = chosen - part.logsumexp(-1, keepdim=True)
@@ -197,13 +196,13 @@ def planned_steps(prompts: Sequence[Prompt]) -> int:
 
 
 class _Stages:
-    """At which steps anything is to be done, known before the first: rows differ, so each is a union of intervals."""
+    """Which rows have anything to be done at a step, known before the first, so that no step asks the device."""
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
         forced = [len(p.token_ids) + len(p.continuation) - p.prefill for p in prompts]
         starts = [len(p.token_ids) - p.prefill for p in prompts]
         self._score = [range(s, f) for s, f in zip(starts, forced, strict=True)]
-        self._choose = {f for f, p in zip(forced, prompts, strict=True) if p.choices}
+        self._choose = [f if p.choices else FREE for f, p in zip(forced, prompts, strict=True)]
         self._generate = [
             range(f, f + p.max_new_tokens) for f, p in zip(forced, prompts, strict=True) if p.max_new_tokens
         ]
@@ -211,11 +210,11 @@ class _Stages:
         self.n_steps = max([*last, *self._choose])
         """Decode steps until the last logits that are wanted."""
 
-    def scores(self, t: int) -> bool:
-        return any(t in r for r in self._score)
+    def scored(self, t: int) -> list[int]:
+        return [row for row, steps in enumerate(self._score) if t in steps]
 
-    def chooses(self, t: int) -> bool:
-        return t in self._choose
+    def chosen(self, t: int) -> list[int]:
+        return [row for row, step in enumerate(self._choose) if t == step]
 
     def generates(self, t: int) -> bool:
         return any(t in r for r in self._generate)

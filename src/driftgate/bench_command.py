@@ -1,6 +1,6 @@
 """``driftgate bench``: times of the compiled kernels, each plan beside the baseline of the same process.
 
-Notable: only the command itself needs typer and the modules of ``cli.py``; ``choose_cases``, ``run_bench`` and
+Notable: only the command itself needs typer and the modules of ``console.py``; ``choose_cases``, ``run_bench`` and
 ``format_table`` serve scripts as well.
 """
 
@@ -61,18 +61,18 @@ def bench(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Time the kernels on this GPU beside the baseline and what a copy of memory reaches."""
-    from driftgate.cli import _progress, _show, _write
+    from driftgate.console import progress, show, write
 
     cases = choose_cases(plans=plan, recurrences=recurrence, batches=batch, length=length)
     _check_out(out)
     _require_gpu()
-    with _progress("configurations", len(cases), not (quiet or as_json)) as advance:
+    with progress("configurations", len(cases), not (quiet or as_json)) as advance:
         document = run_bench(cases, every_offset=every_offset, advance=advance)
     text = json.dumps(document, indent=1) + "\n"
     if as_json:
-        _write(text)
+        write(text)
     elif not quiet:
-        _show(*format_table(document), "", *format_notes(document))
+        show(*format_table(document), "", *format_notes(document))
     if out is not None:  # last, so that a full disk does not cost what was measured
         try:
             out.write_text(text, encoding="utf-8")

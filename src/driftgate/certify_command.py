@@ -97,7 +97,7 @@ def certify(
     Without a GPU the Triton kernels run under Triton's interpreter, which takes minutes. With --kernel the same cases
     run on a kernel of yours. Exit code 1: bits differ or an error is above its bound.
     """
-    from driftgate import cli
+    from driftgate import console
     from driftgate.accuracy.workers import run_tasks
 
     choices = _choose(device, backend, recurrence, length, number_format, seed, kernel)
@@ -111,7 +111,7 @@ def certify(
         raise UsageError(f"--bits report: {found.name} stores no fp32 state, so that no tolerance would judge it")
     tasks, n_bitwise = _list_tasks(choices, found)
     jobs = jobs or min(MOST_JOBS[choices.backend.value], len(os.sched_getaffinity(0)))
-    with cli._progress("cases", sum(task.size for task in tasks), not (quiet or as_json)) as advance:
+    with console.progress("cases", sum(task.size for task in tasks), not (quiet or as_json)) as advance:
         results = run_tasks(tasks, jobs=jobs, progress=advance)
     bitwise = [record for records in results[:n_bitwise] for record in records]
     tolerance = [record for records in results[n_bitwise:] for record in records]
@@ -307,7 +307,7 @@ def _report(
     quiet: bool,
 ) -> int:
     """Print and write what was found; the exit code."""
-    from driftgate import cli
+    from driftgate import console
     from driftgate.reports import certificate
     from driftgate.reports.junit import render_certificate
 
@@ -322,14 +322,14 @@ def _report(
             "bitwise": [record.model_dump() for record in bitwise],
             "tolerance": [record.model_dump() for record in tolerance],
         }
-        cli._write(json.dumps(document, indent=1) + "\n")
+        console.write(json.dumps(document, indent=1) + "\n")
     elif not quiet:
         shown = [r for r in bitwise if not r.equal and r.invariant in reported] + failures
         blocks = [part for block in certificate.failure_blocks(shown) for part in ("", block)]
         tables: list[Any] = [certificate.bits_table(bitwise, reported=reported)]
         if tolerance:
             tables += ["", certificate.tolerance_table(tolerance)]
-        cli._show(*tables, *blocks, *_explain(choices, bitwise, reported), "", summary)
+        console.show(*tables, *blocks, *_explain(choices, bitwise, reported), "", summary)
     return 1 if failures else 0
 
 

@@ -16,7 +16,6 @@ from driftgate.bench_command import bench
 from driftgate.certify_command import certify
 from driftgate.compare_command import compare
 from driftgate.console import AsJson, emit
-from driftgate.console import progress as _progress  # noqa: F401  other commands find it here
 from driftgate.console import show as _show
 from driftgate.console import write as _write
 from driftgate.cost_command import cost

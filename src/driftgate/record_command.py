@@ -26,7 +26,7 @@ def record(
     no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bar.")] = False,
 ) -> None:
     """Record the inputs of a model's recurrent layers while the FP32 baseline decodes its own generation."""
-    from driftgate.cli import _progress, _show
+    from driftgate.console import progress, show
     from driftgate.main_job import find_model
     from driftgate.replay_command import pick_backend
 
@@ -47,7 +47,7 @@ def record(
 
     loaded = load_model(folder, name=model, device=device, dtype=dtype)
     length = prefill + steps
-    with _progress("decode steps", length + steps - 1, not (quiet or no_progress)) as advance:
+    with progress("decode steps", length + steps - 1, not (quiet or no_progress)) as advance:
         tokens = generate_streams(
             loaded.model, np.asarray([loaded.first_token]), n_sequences=sequences, length=length, seed=seed,
             batch=sequences, backend=way, vocab_size=loaded.vocab_size, progress=advance,
@@ -58,7 +58,7 @@ def record(
     save_dump(file, dump)
     if not quiet:
         size = file.stat().st_size / 1e6
-        _show(f"{file}: {len(dump.layers)} layers, {sequences} sequences of {steps} steps, {size:.1f} MB")
+        show(f"{file}: {len(dump.layers)} layers, {sequences} sequences of {steps} steps, {size:.1f} MB")
 
 
 def _check_file(file: Path) -> None:

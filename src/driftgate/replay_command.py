@@ -45,7 +45,7 @@ def replay(
 ) -> None:
     """Run plans on recorded inputs, with no model: output, checkpoint and read errors, leak and drift by layer."""
     from driftgate.accuracy.replay_dump import check_plans, replay_dump
-    from driftgate.cli import _progress, _show, _write
+    from driftgate.console import progress, show, write
     from driftgate.run_folder import check_out, claim
 
     plans, roles = _parse_plans(plan or (), control or ())
@@ -58,7 +58,7 @@ def replay(
 
     recorded = load_dump(dump)
     total = len(recorded.layers) * (steps or recorded.n_steps)
-    with _progress("layer steps", total, not (quiet or as_json or no_progress), then="statistics") as advance:
+    with progress("layer steps", total, not (quiet or as_json or no_progress), then="statistics") as advance:
         measured = replay_dump(
             recorded, plans, roles=roles, file=str(dump), n_steps=steps, backend=way, device=device, seed=seed,
             progress=advance,
@@ -70,9 +70,9 @@ def replay(
         finally:
             folder.release()
     if as_json:
-        _write(_to_json(measured.document))
+        write(_to_json(measured.document))
     elif not quiet:
-        _show(format_table(measured.document), "", *format_notes(measured.document))
+        show(format_table(measured.document), "", *format_notes(measured.document))
     raise typer.Exit(EXIT_OF_VERDICT[measured.document.verdict])
 
 
