@@ -285,8 +285,7 @@ def record(
     with wrap(model, ["baseline"], n_sequences=n, backend=backend) as wrapped:
         recurrence = wrapped.family.recurrence
         kept = DumpRecorder(steps=steps, model=name, recorder="driftgate record", start=prefill)
-        pool = wrapped.blocks[0].pool
-        tokens = torch.from_numpy(token_ids).to(pool.device)
+        tokens = torch.from_numpy(token_ids).to(wrapped.device)
 
         def observe(layer: int, inputs: StepInputs, _out: torch.Tensor) -> None:
             index, own = wrapped.layer_indices[layer], inputs.take_rows(slice(0, n))
@@ -296,8 +295,8 @@ def record(
 
         wrapped.observers.append(observe)
         wrapped.prefill(tokens[:, :prefill])
-        slots = torch.arange(n, device=pool.device)
-        states = [pool.checkpoint.read(layer, slots) for layer in range(wrapped.n_layers)]
+        slots = torch.arange(n)
+        states = [wrapped.blocks[0].read_checkpoint(layer, slots) for layer in range(wrapped.n_layers)]
         for position in range(prefill, prefill + steps):
             wrapped.step(tokens[:, position])
             if progress is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 __all__ = ["SPREAD", "available_memory", "device_memory", "format_bytes", "spread_limits"]
 
 SPREAD = "cuda+cpu"
-"""Device of a model whose layers lie on the first GPU as far as they fit, and in this machine's memory beyond."""
+"""Device of a model whose layers lie on all GPUs as far as they fit, and in this machine's memory beyond."""
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -28,7 +28,7 @@ def available_memory() -> int | None:
 
 
 def device_memory(device: str) -> int | None:
-    """Bytes that are free where a model is to lie: of the GPU ``cuda`` or ``cuda:N``, of this machine, or of both."""
+    """Bytes that are free where a model is to lie: of the GPU ``cuda`` or ``cuda:N``, of this machine, or of all."""
     if device == SPREAD:
         return sum(spread_limits().values())
     if not device.startswith("cuda"):
@@ -41,11 +41,16 @@ def device_memory(device: str) -> int | None:
 
 
 def spread_limits() -> dict[int | str, int]:
-    """Bytes of weights that may lie on the first GPU and in this machine's memory, as accelerate takes them.
+    """Bytes of weights that may lie on each GPU and in this machine's memory, as accelerate takes them.
 
-    A fifth of the GPU is left to states, caches and the layer that is passing through.
+    A fifth of a GPU is left to states, caches and the layer that is passing through.
     """
-    return {0: (device_memory("cuda:0") or 0) * 4 // 5, "cpu": available_memory() or 0}
+    import torch
+
+    places: dict[int | str, int] = {
+        i: (device_memory(f"cuda:{i}") or 0) * 4 // 5 for i in range(torch.cuda.device_count())
+    }
+    return {**places, "cpu": available_memory() or 0}
 
 
 def format_bytes(size: int) -> str:

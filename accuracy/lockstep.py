@@ -235,7 +235,8 @@ class _Batch:
             observer = StateObserver(model, first_plan=_FIXED_BLOCKS)
             recorder = InputRecorder(model, steps=self.record_steps)
             again = _AgainCheck(model)
-            model.observers += [again.observe, observer.observe, recorder.observe]
+            model.states.observers += [again.observe, observer.observe_outputs]
+            model.observers += [observer.observe_flushes, recorder.observe]
             model.prefill(self.tokens[:, :prefill], sequences=self.sequences)
             recorder.start()
             columns = _Columns(self)
@@ -258,18 +259,19 @@ class _AgainCheck:
     def __init__(self, model: WrappedModel) -> None:
         self.base, self.again = (b.rows for b in model.blocks[:2])
         self.layer_indices = model.layer_indices
-        self.layers = torch.zeros(model.n_layers + 1, dtype=torch.bool, device=model.device)
+        self.device = model.device
+        self.layers = [torch.zeros((), dtype=torch.bool, device=device) for device in model.states.devices]
         self.history: list[torch.Tensor] = []
         self.positions: list[int] = []
         self.digest = LogitDigest(model.device)
 
     def observe(self, layer: int, _inputs: object, out: torch.Tensor) -> None:
-        self.layers[layer] = _bits_differ(out[self.base], out[self.again]).any()
+        self.layers[layer].copy_(_bits_differ(out[self.base], out[self.again]).any())
 
     def after_step(self, logits: torch.Tensor, position: int) -> None:
-        self.layers[-1] = _bits_differ(logits[0], logits[1]).any()
+        differ = [*self.layers, _bits_differ(logits[0], logits[1]).any()]
         self.digest.add(logits[0])
-        self.history.append(self.layers.clone())
+        self.history.append(torch.stack([x.to(self.device, non_blocking=True) for x in differ]))
         self.positions.append(position)
 
     def mismatch(self) -> Mismatch | None:

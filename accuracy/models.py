@@ -76,7 +76,7 @@ def load_model(folder: Path, *, name: str, device: str, dtype: str | None = None
     Args:
         folder: in Hugging Face layout.
         name: how to call it in messages and reports.
-        device: ``cpu``, ``cuda``, ``cuda:N``, or ``cuda+cpu`` for a GPU and this machine's memory beyond.
+        device: ``cpu``, ``cuda``, ``cuda:N``, or ``cuda+cpu`` for all GPUs and this machine's memory beyond.
         dtype: ``fp32``, ``bf16`` or ``fp16`` for weights and activations; None for the checkpoint's own. A_log,
             dt_bias and D are FP32 in any case, which holds whatever a checkpoint stores.
 
@@ -191,7 +191,7 @@ def hash_file(path: Path) -> str:
 
 
 def resolve_device(device: str) -> str:
-    """``auto`` becomes ``cuda`` where there is a GPU; ``cuda+cpu`` spreads a model that does not fit on one.
+    """``auto`` becomes ``cuda`` where there is a GPU; ``cuda+cpu`` spreads a model over all GPUs and this machine.
 
     Raises:
         UsageError: not a device name.

@@ -9,12 +9,15 @@ flushes, the copy against the checkpoint; ``output_error`` at every step against
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from driftgate.accuracy.adapters.blocks import Block
 from driftgate.accuracy.adapters.decode_functions import StepInputs
 from driftgate.accuracy.adapters.wrapping import WrappedModel
 from driftgate.accuracy.metrics.state_error import relative_error
+from driftgate.accuracy.plans import BASELINE
 from driftgate.kernels.contract import HeadShape, Recurrence, ReplayOptions
 
 __all__ = ["InputRecorder", "RecordedInputs", "StateObserver", "StateSums"]
@@ -46,78 +49,107 @@ class StateObserver:
     def __init__(self, model: WrappedModel, *, first_plan: int) -> None:
         self.model = model
         self.plans = list(range(first_plan, len(model.blocks)))
-        self.rows = torch.tensor([model.blocks[i].rows.start for i in self.plans], device=model.device)
-        self.slots = torch.arange(len(self.plans), dtype=torch.int32, device=model.device)
-        self.shadow = model.make_pool(ReplayOptions(), n_slots=max(1, len(self.plans)))
-        self.sequence = torch.zeros(1, dtype=torch.int64, device=model.device)
-        shape = (len(ERRORS), len(self.plans), model.n_layers)
-        self.sum = torch.zeros(shape, dtype=torch.float64, device=model.device)
-        self.greatest = torch.zeros_like(self.sum)
-        self.count = torch.zeros(shape, dtype=torch.int64)
-        self.counted = _counted_heads([model.blocks[i].head for i in self.plans], model.shape.value_heads, model.device)
+        self.shadow = Block.of("shadow", BASELINE)
+        model.states.open_block(self.shadow, n_slots=max(1, len(self.plans)))
+        heads = [model.blocks[i].head for i in self.plans]
+        self.layers = [
+            _LayerErrors(model, layer, self.plans, heads, shadow=self.shadow) for layer in range(model.n_layers)
+        ]
         self.clocks = [_Clock(model.blocks[i].options) for i in self.plans]
-        self.started = False
+        self.n_steps = 0
+        self.n_flushes = [0] * len(self.plans)
 
     def before_step(self) -> None:
         """Once per forward: copy the prefilled states at the first, and look up which plans flush."""
-        if not self.started:
-            first = self.sequence
+        if not self.n_steps:
+            first, slots = torch.zeros(1, dtype=torch.int64), torch.arange(len(self.plans))
             for layer in range(self.model.n_layers):
-                state = self.model.blocks[0].pool.checkpoint.read(layer, first)
-                self.shadow.write(layer, self.slots.long(), state.expand(len(self.plans), -1, -1, -1))
+                state = self.model.blocks[0].read_checkpoint(layer, first)
+                self.shadow.write(layer, slots, state.expand(len(self.plans), -1, -1, -1))
             tokens = int(self.model.blocks[0].pool.tokens[0])
             for clock in self.clocks:
                 clock.tokens = tokens
-            self.started = True
-        self.flushing = [clock.tick() for clock in self.clocks]
+        self.n_steps += 1
+        self.flushing = [p for p, clock in enumerate(self.clocks) if clock.tick()]
+        for p in self.flushing:
+            self.n_flushes[p] += 1
 
-    def observe(self, layer: int, inputs: StepInputs, out: torch.Tensor) -> None:
-        """After a layer's step of all rows."""
-        if not self.plans:
-            return
-        own = inputs.take_rows(self.rows)
-        expected = self.model.run_kernel(own, self.shadow, layer, self.slots)
-        self._add("output_error", slice(None), layer, relative_error(out[self.rows], expected, (-1,)))
-        if not any(self.flushing):
-            return
-        shadow = self.shadow.checkpoint.read(layer, self.slots.long())
-        baseline = self.model.blocks[0].pool.checkpoint.read(layer, self.sequence)
-        for p, flushing in enumerate(self.flushing):
-            if not flushing:
-                continue
-            pool, own = self.model.blocks[self.plans[p]].place(layer)
-            checkpoint = self.model.blocks[self.plans[p]].read_checkpoint(layer, self.sequence)
-            self._add("checkpoint_error", p, layer, relative_error(checkpoint, shadow[p : p + 1], (-2, -1)))
-            self._add("trajectory_error", p, layer, relative_error(checkpoint, baseline, (-2, -1)))
-            if pool.copy is not None:
-                read = pool.copy.read(own, self.sequence)
-                held = pool.checkpoint.read(own, self.sequence)
-                self._add("read_error", p, layer, relative_error(read, held, (-2, -1)))
+    def observe_outputs(self, layer: int, inputs: StepInputs, out: torch.Tensor) -> None:
+        """After a layer's step of all rows, on the device alone: take the shadow's step, add the output error."""
+        if self.plans:
+            self.layers[layer].add_output_error(inputs, out)
 
-    def _add(self, error: str, plans: int | slice, layer: int, by_head: torch.Tensor) -> None:
-        """by_head: [plans, heads] float64."""
-        e = ERRORS.index(error)
-        index = slice(plans, plans + 1) if isinstance(plans, int) else plans
-        counted = self.counted[index]
-        by_head = by_head.where(counted, 0.0)
-        self.sum[e, index, layer] += by_head.sum(-1) / counted.sum(-1)
-        self.greatest[e, index, layer] = torch.maximum(self.greatest[e, index, layer], by_head.amax(-1))
-        self.count[e, index, layer] += 1
+    def observe_flushes(self, layer: int, _inputs: object, _out: object) -> None:
+        """After that: add the state errors of the plans that flushed."""
+        for p in self.flushing:
+            self.layers[layer].add_state_errors[p]()
 
     def sums(self, block: int) -> list[StateSums]:
         """Errors of one plan, by layer."""
         p = self.plans.index(block)
-        total, greatest = self.sum[:, p].cpu(), self.greatest[:, p].cpu()
         result = []
-        for layer in range(self.model.n_layers):
-            seen = {e: int(self.count[i, p, layer]) for i, e in enumerate(ERRORS)}
+        for layer, errors in enumerate(self.layers):
+            copies = self.model.blocks[block].place(layer)[0].copy is not None
+            seen = dict.fromkeys(ERRORS, self.n_flushes[p]) | {"output_error": self.n_steps}
+            seen["read_error"] *= copies
+            total, greatest = errors.sum[:, p].tolist(), errors.greatest[:, p].tolist()
             result.append(
                 StateSums(
-                    mean={e: float(total[i, layer]) / seen[e] if seen[e] else None for i, e in enumerate(ERRORS)},
-                    greatest={e: float(greatest[i, layer]) if seen[e] else None for i, e in enumerate(ERRORS)},
+                    mean={e: total[i] / seen[e] if seen[e] else None for i, e in enumerate(ERRORS)},
+                    greatest={e: greatest[i] if seen[e] else None for i, e in enumerate(ERRORS)},
                 )
             )
         return result
+
+
+class _LayerErrors:
+    """Errors of all plans in one layer, summed on its device.
+
+    Attributes:
+        sum, greatest: [errors, plans] float64, over heads and what was seen.
+        add_state_errors: by plan, adds the errors that a flush shows.
+    """
+
+    def __init__(
+        self, model: WrappedModel, layer: int, plans: list[int], heads: list[int | None], *, shadow: Block
+    ) -> None:
+        device = model.states.devices[layer]
+        self.model, self.layer, self.plans = model, layer, plans
+        self.pool, self.own = shadow.place(layer)
+        self.rows = torch.tensor([model.blocks[i].rows.start for i in plans], device=device)
+        self.slots = torch.arange(len(plans), dtype=torch.int32, device=device)
+        self.first = torch.zeros(1, dtype=torch.int64, device=device)
+        self.sum = torch.zeros(len(ERRORS), len(plans), dtype=torch.float64, device=device)
+        self.greatest = torch.zeros_like(self.sum)
+        self.counted = _counted_heads(heads, model.shape.value_heads, device)
+        self.add_state_errors = [
+            model.states.record(partial(self._add_state_errors, p), device) for p in range(len(plans))
+        ]
+
+    def add_output_error(self, inputs: StepInputs, out: torch.Tensor) -> None:
+        """Inputs and outputs of all rows."""
+        expected = self.model.states.run_kernel(inputs.take_rows(self.rows), self.pool, self.own, self.slots)
+        self._add("output_error", slice(None), relative_error(out[self.rows], expected, (-1,)))
+
+    def _add_state_errors(self, p: int) -> None:
+        block = self.model.blocks[self.plans[p]]
+        shadow = self.pool.checkpoint.read(self.own, self.slots[p : p + 1].long())
+        baseline = self.model.blocks[0].read_checkpoint(self.layer, self.first)
+        checkpoint = block.read_checkpoint(self.layer, self.first)
+        this = slice(p, p + 1)
+        self._add("checkpoint_error", this, relative_error(checkpoint, shadow, (-2, -1)))
+        self._add("trajectory_error", this, relative_error(checkpoint, baseline, (-2, -1)))
+        pool, own = block.place(self.layer)
+        if pool.copy is not None:
+            read, held = pool.copy.read(own, self.first), pool.checkpoint.read(own, self.first)
+            self._add("read_error", this, relative_error(read, held, (-2, -1)))
+
+    def _add(self, error: str, plans: slice, by_head: torch.Tensor) -> None:
+        """by_head: [plans, heads] float64."""
+        e, counted = ERRORS.index(error), self.counted[plans]
+        by_head = by_head.where(counted, 0.0)
+        self.sum[e, plans] += by_head.sum(-1) / counted.sum(-1)
+        self.greatest[e, plans] = torch.maximum(self.greatest[e, plans], by_head.amax(-1))
 
 
 def _counted_heads(heads: list[int | None], n_heads: int, device: torch.device) -> torch.Tensor:
@@ -170,8 +202,8 @@ class InputRecorder:
     def start(self) -> None:
         """After the prefill: keep the states that the first step finds."""
         if self.steps:
-            pool, first = self.model.blocks[0].pool, torch.zeros(1, dtype=torch.int64, device=self.model.device)
-            self.initial = torch.cat([pool.checkpoint.read(n, first) for n in range(self.model.n_layers)]).cpu()
+            block, first = self.model.blocks[0], torch.zeros(1, dtype=torch.int64)
+            self.initial = torch.cat([block.read_checkpoint(n, first).cpu() for n in range(self.model.n_layers)])
 
     def observe(self, layer: int, inputs: StepInputs, _out: torch.Tensor) -> None:
         """After a layer's step of all rows."""

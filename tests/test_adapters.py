@@ -162,7 +162,7 @@ def test_an_exception_inside_forward_leaves_nothing_behind(tiny_model, token_ids
         wrapped.step(token_ids[:, 2])
         with monkeypatch.context() as broken, pytest.raises(RuntimeError, match="on purpose"):
             if where == "kernel":
-                broken.setattr(wrapped._kernels, "decode_step", fail)
+                broken.setattr(wrapped.states._kernels, "decode_step", fail)
             elif where == "observer":
                 broken.setattr(wrapped, "observers", [fail])
             else:

@@ -178,7 +178,7 @@ def test_what_is_recorded_gives_the_layers_outputs_again(name, streams, constant
         wrapped.prefill(torch.from_numpy(tokens[:, :2]))
         for t in range(2, 6):
             wrapped.step(torch.from_numpy(tokens[:, t]))
-        pool = wrapped.make_pool(ReplayOptions(), n_slots=SEQUENCES)
+        pool = wrapped.states.make_pool(ReplayOptions(), n_slots=SEQUENCES)
     layer, slots = dump.layers[0], torch.arange(SEQUENCES, dtype=torch.int32)
     assert (list(layer.streams), list(layer.constants)) == (streams, constants)
     pool.write(0, slots.long(), layer.initial_state)

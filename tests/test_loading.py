@@ -264,15 +264,17 @@ def test_layers_on_disk_are_refused(tmp_path, monkeypatch):
     assert "its layers do not fit into GPU and memory" in refused(lambda: load(tmp_path / "model"))
 
 
-def test_a_gpu_and_this_machine_count_together(monkeypatch):
+def test_all_gpus_and_this_machine_count_together(monkeypatch):
     from driftgate.accuracy import free_memory, models
 
+    gpus = {"cuda:0": 100, "cuda:1": 50}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     monkeypatch.setattr(free_memory, "available_memory", lambda: 7)
     known = free_memory.device_memory
-    monkeypatch.setattr(free_memory, "device_memory", lambda device: 100 if device == "cuda:0" else known(device))
-    assert free_memory.device_memory("cuda+cpu") == 87
+    monkeypatch.setattr(free_memory, "device_memory", lambda device: gpus.get(device) or known(device))
+    assert free_memory.device_memory("cuda+cpu") == 127
     assert free_memory.device_memory("cpu") == 7
-    assert models._placement("cuda+cpu") == {"device_map": "auto", "max_memory": {0: 80, "cpu": 7}}
+    assert models._placement("cuda+cpu") == {"device_map": "auto", "max_memory": {0: 80, 1: 40, "cpu": 7}}
     assert models._placement("cuda") == {"device_map": {"": "cuda:0"}}
     assert models._placement("cuda:1") == {"device_map": {"": "cuda:1"}}
 

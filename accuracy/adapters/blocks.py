@@ -1,7 +1,8 @@
-"""Blocks: the rows of one plan in a forward, with the pools that hold its states, one for each precision in use.
+"""Blocks: the rows of one plan in a forward, with the pools that hold its states.
 
-Notable: a mixed plan has several pools that take every step together: length, forced flushes and windows are the same
-in all its layers, so their cursors are equal and those of the first stand for all.
+Notable: there is a pool for each precision in use (a mixed plan has several) and each device that has layers. They take
+every step together: length, forced flushes and windows are the same in all layers of a plan, so their cursors are equal
+and those of the first stand for all.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Block:
         layers, head: decoder-layer indices that have other options, as ``PrecisionPlan`` keeps them.
         alternative: take another legal launch of the baseline kernel (for the noise floor).
         rows: its rows in a forward.
-        pools: its states, one pool for each options that a recurrent layer has; they move together.
+        pools: its states, one pool for each options that a recurrent layer has and each device; they move together.
     """
 
     name: str
@@ -55,22 +56,28 @@ class Block:
         """The pool whose cursors, flush flags and token counts are those of every layer."""
         return self.pools[0]
 
-    def open(self, layer_indices: Sequence[int], make: Callable[[ReplayOptions, list[int]], StatePool]) -> None:
+    def open(
+        self,
+        layer_indices: Sequence[int],
+        devices: Sequence[torch.device],
+        make: Callable[[ReplayOptions, list[int], torch.device], StatePool],
+    ) -> None:
         """Make the pools.
 
         Args:
             layer_indices: decoder-layer index of each recurrent layer.
-            make: (options, numbers of the recurrent layers that have them) -> a pool of these layers.
+            devices: where each recurrent layer computes.
+            make: (options, numbers of the recurrent layers that have them on a device, this device) -> their pool.
         """
-        by_options: dict[ReplayOptions, list[int]] = {}
-        for number, index in enumerate(layer_indices):
+        layers: dict[tuple[ReplayOptions, torch.device], list[int]] = {}
+        for number, (index, device) in enumerate(zip(layer_indices, devices, strict=True)):
             for options in self._all_at(index):
-                by_options.setdefault(options, []).append(number)
-        pools = {options: make(options, numbers) for options, numbers in by_options.items()}
+                layers.setdefault((options, device), []).append(number)
+        pools = {(options, device): make(options, numbers, device) for (options, device), numbers in layers.items()}
         self.pools = list(pools.values())
         self._places = [
-            [(pools[options], by_options[options].index(number)) for options in self._all_at(index)]
-            for number, index in enumerate(layer_indices)
+            [(pools[o, device], layers[o, device].index(number)) for o in self._all_at(index)]
+            for number, (index, device) in enumerate(zip(layer_indices, devices, strict=True))
         ]
 
     def _all_at(self, index: int) -> list[ReplayOptions]:
@@ -99,14 +106,15 @@ class Block:
         return joined
 
     def read_checkpoint(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
-        """Dequantised checkpoints of a recurrent layer, [len(slots), HV, d_v, d_k] float32."""
-        return self.join([pool.checkpoint.read(own, slots) for pool, own in self.places(layer)])
+        """Dequantised checkpoints of a recurrent layer, [len(slots), HV, d_v, d_k] float32 on its device."""
+        return self.join([pool.checkpoint.read(own, slots.to(pool.device)) for pool, own in self.places(layer)])
 
     def write(self, layer: int, slots: torch.Tensor, states: torch.Tensor) -> None:
         """Take over states of a recurrent layer, as ``StatePool.write`` does."""
         for pool, own in self.places(layer):
-            pool.write(own, slots, states)
+            pool.write(own, slots.to(pool.device), states)
 
     def errors(self) -> torch.Tensor:
         """Whether a slot stored a state that was not finite in any layer, [n_slots] bool."""
-        return torch.stack([pool.error[: pool.n_slots] != 0 for pool in self.pools]).any(dim=0)
+        place = self.pool.device
+        return torch.stack([(pool.error[: pool.n_slots] != 0).to(place) for pool in self.pools]).any(dim=0)

@@ -6,7 +6,7 @@ between releases is read here alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,18 @@ class StepInputs:
     def take_rows(self, rows: slice | torch.Tensor) -> StepInputs:
         """Some rows."""
         return StepInputs(streams={name: x[rows] for name, x in self.streams.items()}, constants=self.constants)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Streams, then constants, each in its order."""
+        return (*self.streams.values(), *self.constants.values())
+
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> StepInputs:
+        """Other tensors under the same names, in the order of ``tensors``."""
+        n = len(self.streams)
+        return StepInputs(
+            streams=dict(zip(self.streams, tensors[:n], strict=True)),
+            constants=dict(zip(self.constants, tensors[n:], strict=True)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,13 @@ start from the same prefill.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
 
+from driftgate.accuracy.adapters.block_states import BlockStates, Observer, find_device
 from driftgate.accuracy.adapters.blocks import Block
 from driftgate.accuracy.adapters.decode_functions import StepInputs
 from driftgate.accuracy.adapters.families import Family, find_family
@@ -22,15 +22,12 @@ from driftgate.accuracy.adapters.model_rows import ModelRows
 from driftgate.accuracy.mixed import check_layers
 from driftgate.accuracy.plans import BASELINE, PrecisionPlan
 from driftgate.errors import InputError, UsageError
-from driftgate.kernels.contract import Backend, Dot, HeadShape, Recurrence, ReplayOptions
-from driftgate.kernels.pool import StatePool
+from driftgate.kernels.contract import Backend, Dot, HeadShape
 
 __all__ = ["Block", "WrappedModel", "wrap"]
 
 ROW_MULTIPLE = 16
 """Rows are padded to it: on a CPU, equal rows of a linear layer may differ at some other row counts."""
-
-Observer = Callable[[int, StepInputs, torch.Tensor], None]
 
 
 def wrap(
@@ -79,10 +76,13 @@ class WrappedModel:
 
     Attributes:
         blocks: in row order.
+        states: their pools, and the kernels.
         n_layers: recurrent layers.
         layer_indices: their decoder-layer indices as in the checkpoint.
-        observers: called after each recurrent layer's step with (layer, inputs, outputs [rows, HV, d_v]).
-        kernel_calls: kernel launches so far; zero after a run means that nothing was measured.
+        device: where token ids go in and logits come out.
+        observers: called after each recurrent layer's step with (layer, inputs, outputs [rows, HV, d_v]); those of
+            ``states`` are called before.
+        kernel_calls: steps that kernels took so far; zero after a run means that nothing was measured.
     """
 
     def __init__(
@@ -126,19 +126,18 @@ class WrappedModel:
         self.dtype: torch.dtype = model.dtype  # type: ignore[assignment]
         self.observers: list[Observer] = []
         self.kernel_calls = 0
-        self._constants: list[dict[str, torch.Tensor]] = [{} for _ in mixers]
         self._layers_done = 0
-        self._kernels = _kernels(family.recurrence, backend)
         self._hook = DecodeHook(family.module, family.decode.name, mixers, self._decode)
-        self._slots = torch.arange(n_sequences, dtype=torch.int32, device=self.device)
-        for i, block in enumerate(blocks):
-            block.rows = slice(i * n_sequences, (i + 1) * n_sequences)
-            block.open(self.layer_indices, partial(self.make_pool, n_slots=n_sequences))
+        self.states = BlockStates(
+            blocks, shape=self.shape, recurrence=family.recurrence, layer_indices=self.layer_indices,
+            devices=[find_device(mixer, self.device) for mixer in mixers], n_sequences=n_sequences,
+            activation_dtype=self.dtype, seed=seed, backend=backend, record=not mimic,
+        )  # fmt: skip
         used = len(blocks) * n_sequences
         self.n_rows = -(-used // ROW_MULTIPLE) * ROW_MULTIPLE
         self._row_sequence = torch.arange(self.n_rows, device=self.device) % n_sequences
         self._rows = ModelRows(model, family, mixers, row_sequence=self._row_sequence)
-        self._ids = self._slots.long()
+        self._ids = torch.arange(n_sequences, device=self.device)
 
     def __enter__(self) -> WrappedModel:
         with ExitStack() as stack:
@@ -150,24 +149,6 @@ class WrappedModel:
     def __exit__(self, *_: object) -> None:
         self._entered.close()
         self._rows.cache = None
-
-    def make_pool(self, options: ReplayOptions, layers: Sequence[int] | None = None, *, n_slots: int) -> StatePool:
-        """A pool of this model's shape on its device; ``layers``: numbers of its recurrent layers, None for all."""
-        layers = range(self.n_layers) if layers is None else layers
-        pool = StatePool(
-            self.shape,
-            options,
-            recurrence=self.family.recurrence,
-            n_slots=n_slots,
-            n_layers=len(layers),
-            layer_numbers=layers,
-            activation_dtype=self.dtype,
-            seed=self.seed,
-            device=self.device,
-        )
-        if self.backend is Backend.TORCH:
-            pool.memoise_reads()
-        return pool
 
     @torch.no_grad()
     def prefill(
@@ -192,7 +173,7 @@ class WrappedModel:
             raise ValueError(f"token_ids: expected {self.n_sequences} sequences, got {n}")
         lengths = self._check_lengths(lengths, width)
         logits = self._rows.prefill(token_ids, lengths)
-        self._ids = self._slots.long() if sequences is None else sequences.to(self.device)
+        self._ids = torch.arange(n, device=self.device) if sequences is None else sequences.to(self.device)
         self._take_states([lengths] * len(self.blocks))
         return logits
 
@@ -215,8 +196,7 @@ class WrappedModel:
             raise RuntimeError(
                 f"{done} went through driftgate's kernels: the model took another path; load it without hub kernels"
             )
-        for pool in self._pools():
-            pool.advance(self._slots)
+        self.states.advance()
         return out
 
     @torch.no_grad()
@@ -234,12 +214,13 @@ class WrappedModel:
         """
         if token_ids.shape[-1] == 1:
             return self.step(token_ids[..., 0])
-        tokens = [block.pool.tokens[self._slots.long()] + token_ids.shape[-1] for block in self.blocks]
-        errors = [pool.error.clone() for pool in self._pools()]
+        n, pools = self.n_sequences, self.states.pools()
+        tokens = [block.pool.tokens[:n] + token_ids.shape[-1] for block in self.blocks]
+        errors = [pool.error.clone() for pool in pools]
         self._give_states()
         out = self._continue(token_ids)
         self._take_states(tokens)
-        for pool, error in zip(self._pools(), errors, strict=True):
+        for pool, error in zip(pools, errors, strict=True):
             pool.error.copy_(error)  # a state that was not finite stays known
         return out
 
@@ -253,41 +234,15 @@ class WrappedModel:
 
     def _take_states(self, tokens: Sequence[torch.Tensor]) -> None:
         """Start every block from the model's states; tokens: [n_sequences] seen so far, of each block."""
-        for block, seen in zip(self.blocks, tokens, strict=True):
-            for pool in block.pools:
-                pool.start(self._slots, tokens=seen, sequences=self._ids)
+        self.states.start(tokens, self._ids)
         for layer in range(self.n_layers):
-            states = self._rows.take_state(layer)
-            for block in self.blocks:
-                block.write(layer, self._slots.long(), states[block.rows])
+            self.states.write(layer, self._rows.take_state(layer))
 
     def _give_states(self) -> None:
         """Fold every block and give its states to the model, which then goes on from them."""
-        for pool in self._pools():
-            self._kernels.flush_now(pool, self._slots, **self._fold_constants(pool))
+        self.states.fold()
         for layer in range(self.n_layers):
-            states = [block.read_checkpoint(layer, self._slots.long()) for block in self.blocks]
-            self._rows.give_state(layer, self._spread(torch.cat(states)))
-
-    def _pools(self) -> list[StatePool]:
-        """Pools of all blocks."""
-        return [pool for block in self.blocks for pool in block.pools]
-
-    def _fold_constants(self, pool: StatePool) -> dict[str, torch.Tensor]:
-        """What ``flush_now`` needs of a pool's layers: known from their first step on, when nothing is buffered yet."""
-        if self.family.recurrence.delta_rule:
-            return {}
-        none = torch.zeros(self.shape.value_heads, device=self.device)
-        return {"A": torch.stack([self._constants[layer].get("A", none) for layer in pool.layer_numbers])}
-
-    def run_kernel(
-        self, inputs: StepInputs, pool: StatePool, layer: int, slots: torch.Tensor, *, alternative: bool = False
-    ) -> torch.Tensor:
-        """One step of rows that all belong to one pool, ``layer`` counted in it; o [rows, HV, d_v]."""
-        take = self._kernels.decode_step if pool.options.step_by_step else self._kernels.replay_step
-        extra = {"alternative": True} if alternative else {}
-        self.kernel_calls += 1
-        return take(**inputs.arguments(), pool=pool, layer=layer, slots=slots, **extra)  # type: ignore[no-any-return]
+            self._rows.give_state(layer, self._spread(self.states.read(layer)))
 
     def _check_lengths(self, lengths: torch.Tensor | None, width: int) -> torch.Tensor:
         """Real tokens of each row [n_sequences] int64, on the model's device."""
@@ -305,28 +260,21 @@ class WrappedModel:
         """What replaces the family's decode function; it leaves the state of the model's cache as it is."""
         function = self.family.decode
         inputs = function.read(*args, shape=self.shape, **kwargs)
-        self._constants[layer] = dict(inputs.constants)
-        out = torch.zeros_like(inputs.values)
-        for block in self.blocks:
-            if function.mimic is not None and self.mimic:
-                state = block.read_checkpoint(layer, self._slots.long())
-                out[block.rows], state = function.mimic(state, block.rows, *args[1:], **kwargs)
-                block.write(layer, self._slots.long(), state)
-            else:
-                part = inputs.take_rows(block.rows)
-                taken = [
-                    self.run_kernel(part, pool, own, self._slots, alternative=block.alternative)
-                    for pool, own in block.places(layer)
-                ]
-                out[block.rows] = block.join(taken)
+        out = self._mimic_step(layer, inputs, args, kwargs) if self.mimic else self.states.step(layer, inputs)
         for observe in self.observers:
             observe(layer, inputs, out)
+        self.kernel_calls += len(self.blocks)
         self._layers_done += 1
         return function.answer(out, args, kwargs)
 
-
-def _kernels(recurrence: Recurrence, backend: Backend) -> Any:
-    """The module of a recurrence's step functions on a backend."""
-    from importlib import import_module
-
-    return import_module(f"driftgate.kernels.{recurrence.value}").implementation(backend)
+    def _mimic_step(
+        self, layer: int, inputs: StepInputs, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        """A layer's step of all rows, the way transformers rounds."""
+        mimic = self.family.decode.mimic
+        assert mimic is not None
+        out = torch.zeros_like(inputs.values)
+        used = slice(0, len(self.blocks) * self.n_sequences)
+        out[used], states = mimic(self.states.read(layer), used, *args[1:], **kwargs)
+        self.states.write(layer, states)
+        return out
