@@ -75,13 +75,14 @@ class Recorded:
     def _record(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """Record the function on places of its own, without running it."""
         self._inputs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
-        graph, own, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
-        own.wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        own = torch.cuda.Stream()
+        own.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(own):
             graph.capture_begin(pool=self._memory)
             try:
                 self._out = self._function(*self._inputs)
             finally:
                 graph.capture_end()
-        stream.wait_stream(own)
+        torch.cuda.current_stream().wait_stream(own)
         self._graph = graph
