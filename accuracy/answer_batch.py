@@ -7,7 +7,7 @@ unequal prompts are at different places of their scripts at the same step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -65,8 +65,8 @@ class AnswerLoop:
         self.n_steps = 0
         self._low = _low_precision(model)
 
-    def run(self) -> None:
-        """Prefill, then step until every row has what its prompt asks for."""
+    def run(self, progress: Callable[[int], None] | None = None) -> None:
+        """Prefill, then step until every row has what its prompt asks for; ``progress`` is called with each step."""
         logits = self._prefill()
         stages = _Stages(self.prompts)
         for t in range(stages.n_steps + 1):
@@ -80,6 +80,8 @@ class AnswerLoop:
             self._count_reads(a)
             logits = self.model.step(feed)[..., : self.vocab_size]
             self.n_steps += 1
+            if progress is not None:
+                progress(1)
 
     def _prefill(self) -> torch.Tensor:
         lengths = [p.prefill for p in self.prompts]
@@ -146,6 +148,7 @@ class AnswerLoop:
     def _count_reads(self, a: torch.Tensor) -> None:
         """Reads of a low-precision state by the step that feeds token ``a`` and predicts ``a + 1``."""
         flush = torch.stack([block.pool.flush[: len(self.prompts)] != 0 for block in self.model.blocks])
+        flush = flush.to(self.model.device)
         low_read, low_recurrence = self._low[:, :1], self._low[:, 1:]
         self.reads += torch.where(flush, low_recurrence, low_read) * self._wanted(a + 1)
 

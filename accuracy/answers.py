@@ -108,13 +108,18 @@ class AnswerRunner:
         self.vocab_size, self.seed, self.least_plans = vocab_size, seed, least_plans
 
     def run(
-        self, prompts: Sequence[Prompt], *, progress: Callable[[int], None] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        progress: Callable[[int], None] | None = None,
+        step_progress: Callable[[int], None] | None = None,
     ) -> dict[str, list[Decoded]]:
         """Decode all prompts.
 
         Args:
             prompts: (item_id, repeat) is unique.
             progress: called with the number of prompts just done.
+            step_progress: called with the number of decode steps just done.
 
         Returns:
             By plan and for ``baseline``, in the order of the prompts.
@@ -124,14 +129,16 @@ class AnswerRunner:
         """
         found: dict[str, dict[int, Decoded]] = {name: {} for name in (BASELINE_NAME, *self.plans)}
         for rows in order_batches(prompts, batch=self.batch, seed=self.seed):
-            part = self.run_batch([prompts[i] for i in rows])
+            part = self.run_batch([prompts[i] for i in rows], step_progress=step_progress)
             for name, answers in part.answers.items():
                 found[name] |= dict(zip(rows, answers, strict=True))
             if progress is not None:
                 progress(len(rows))
         return {name: [by_index[i] for i in range(len(prompts))] for name, by_index in found.items()}
 
-    def run_batch(self, prompts: Sequence[Prompt]) -> BatchAnswers:
+    def run_batch(
+        self, prompts: Sequence[Prompt], *, step_progress: Callable[[int], None] | None = None
+    ) -> BatchAnswers:
         """Decode one batch, at most ``batch`` prompts; a short one is padded with its own first prompts."""
         if not 1 <= len(prompts) <= self.batch:
             raise ValueError(f"prompts: expected 1 to {self.batch} of one batch, got {len(prompts)}")
@@ -142,7 +149,7 @@ class AnswerRunner:
         wrapped = wrap(self.model, blocks, n_sequences=self.batch, backend=self.backend, seed=self.seed)
         with wrapped as model:
             loop = AnswerLoop(model, padded, vocab_size=self.vocab_size, seed=self.seed)
-            loop.run()
+            loop.run(step_progress)
             if loop.n_steps and model.kernel_calls == 0:
                 raise RuntimeError("no decode step went through driftgate's kernels: the model took another path")
         wanted = [(names.index(name), name) for name in (BASELINE_NAME, *self.plans)]

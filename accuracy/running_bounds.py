@@ -2,7 +2,7 @@
 
 Notable: bounds run along with the FP64 side, by row, head and entry of a value, so they follow decays and are no larger
 than what a step reads and adds. e = 2^-24; twice the first order of every FP32 term is taken, which covers higher
-orders and the approximate exp, square root and quotient of a GPU. ``bounds.py`` has the simpler ones of one step.
+orders and the approximate exp, square root and quotient of a GPU.
 
 State. Let E bound the norm of the error of a row of S. A step multiplies it by Diag(α)(I - βkkᵀ), whose norm is at most
 max α (|k| <= 1 and 0 <= β <= 2), and adds what it rounds itself: α, off by α(|g| + 8)·e, and its product with S; the
@@ -26,12 +26,13 @@ from dataclasses import dataclass
 
 import torch
 
-from driftgate.accuracy.bounds import ROUNDOFF
 from driftgate.kernels.contract import Dot
 
-__all__ = ["ExactStep", "RunningBounds", "bound_elements"]
+__all__ = ["ROUNDOFF", "ExactStep", "RunningBounds", "bound_elements"]
 
 _OPERAND = {Dot.IEEE: 0.0, Dot.TF32: 2.0**-10, Dot.BF16: 2.0**-8}
+ROUNDOFF = 2.0**-24
+"""Unit roundoff of FP32."""
 _TWICE = 2 * ROUNDOFF
 
 

@@ -1,10 +1,10 @@
 """Decode kernels of recurrent layers: the step-by-step baseline and replay, with a torch twin beside each.
 
-Where to look: ``contract.py`` says what a plan means to a kernel, ``pool.py`` owns what is stored, ``step.py`` and
-``readout.py`` are device functions, ``replay.py`` the kernels and their launch, ``twin.py`` the same in torch,
-``launch.py`` every launch configuration, ``interpreter.py`` corrections of Triton's interpreter. Each recurrence has a
-folder with its public ``decode.py`` (Triton), its ``reference.py`` (twin) and a README (equations). Importing this room
-imports no triton.
+Where to look: ``contract.py`` says what a plan means to a kernel, ``pool.py`` owns what is stored (``states.py``) and
+when it is written back (``schedule.py``), ``step.py`` and ``readout.py`` are device functions, ``replay.py`` the
+kernels and their launch, ``twin.py`` the same in torch, ``launch.py`` every launch configuration, ``interpreter.py``
+corrections of Triton's interpreter. Each recurrence has a folder with its public ``decode.py`` (Triton), its
+``reference.py`` (twin) and a README (equations). Importing this room imports no triton.
 """
 
 from __future__ import annotations

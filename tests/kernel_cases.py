@@ -1,8 +1,8 @@
 """Cases of the kernels against their FP64 twins: under Triton's interpreter (test_kernels.py) and on a GPU.
 
 The twin takes every step on a copy of what the kernel finds, so an error is the error of one step: n, the steps since
-the checkpoint, is h + 1, and M is at most |S_c| + n·max|v||k|. The bounds are those of ``driftgate.accuracy.bounds``,
-which derives them.
+the checkpoint, is h + 1, and M is at most |S_c| + n·max|v||k|. The bounds are those of ``step_bounds.py``, which
+derives them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from mutants import load_mutant
+from step_bounds import bound_dot, bound_output, bound_state
 
-from driftgate.accuracy.bounds import ROUNDOFF, bound_dot, bound_output, bound_state
+from driftgate.accuracy.running_bounds import ROUNDOFF
 from driftgate.accuracy.step_data import StepData, draw_inputs
 from driftgate.kernels.contract import Dot, Fold, HeadShape, Readout, Recurrence, ReplayOptions
 from driftgate.kernels.pool import PAD_SLOT, StatePool

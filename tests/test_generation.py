@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from driftgate.accuracy.generation import generate_streams, gumbel_noise
+from driftgate.accuracy.generation import continue_streams, generate_streams
+from driftgate.accuracy.sampling import gumbel_rows, item_key
 from driftgate.kernels.contract import Backend
 
 SIZES = {"length": 24, "seed": 5, "backend": Backend.TORCH, "vocab_size": 60}
-
-
-def test_noise_depends_on_its_key_alone():
-    noise = gumbel_noise(1, 2, 3, 1000)
-    assert np.array_equal(noise, gumbel_noise(1, 2, 3, 1000))
-    others = [gumbel_noise(*key, 1000) for key in ((0, 2, 3), (1, 3, 3), (1, 2, 4))]
-    assert all(not np.array_equal(noise, other) for other in others)
-
-
-def test_noise_is_standard_gumbel():
-    """Mean 0.5772 (Euler), variance pi^2/6; 200,000 draws: standard errors 0.003 and 0.009."""
-    noise = np.concatenate([gumbel_noise(0, 0, p, 2000) for p in range(100)]).astype(np.float64)
-    assert abs(noise.mean() - 0.5772) < 0.012
-    assert abs(noise.var() - np.pi**2 / 6) < 0.036
 
 
 def test_streams_do_not_depend_on_the_batch_and_stay_in_the_vocabulary(tiny_model):
@@ -31,16 +19,48 @@ def test_streams_do_not_depend_on_the_batch_and_stay_in_the_vocabulary(tiny_mode
     together = generate_streams(tiny_model, prompt, n_sequences=3, batch=3, **SIZES)
     apart = generate_streams(tiny_model, prompt, n_sequences=3, batch=2, **SIZES)
     assert np.array_equal(together, apart)
-    assert together.shape == (3, 24)
+    assert (together.shape, together.dtype) == ((3, 24), np.int64)
     assert (together[:, :2] == prompt).all()
     assert (together >= 0).all() and (together < 60).all()
     assert len({tuple(row) for row in together}) == 3
 
 
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_a_stream_does_not_depend_on_how_many_there_are(tiny_model, batch):
+    prompt = np.asarray([1])
+    many = generate_streams(tiny_model, prompt, n_sequences=5, batch=4, **SIZES)
+    few = generate_streams(tiny_model, prompt, n_sequences=2, batch=batch, **SIZES)
+    assert np.array_equal(few, many[:2])
+    other = generate_streams(tiny_model, prompt, n_sequences=2, batch=batch, **(SIZES | {"seed": 6}))
+    assert not np.array_equal(few, other)
+
+
 def test_tokens_are_the_gumbel_maximum_of_the_models_own_logits(tiny_model):
-    stream = generate_streams(tiny_model, np.asarray([1]), n_sequences=1, batch=1, **SIZES)
+    streams = generate_streams(tiny_model, np.asarray([1]), n_sequences=2, batch=2, **SIZES)
     with torch.no_grad():
-        logits = tiny_model(torch.from_numpy(stream), use_cache=False).logits[0].numpy()
-    for position in range(1, 24):
-        scores = logits[position - 1, :60] + gumbel_noise(5, 0, position, 60)
-        assert scores[stream[0, position]] >= scores.max() - 1e-4  # prefill and decode differ by about 1e-5
+        logits = tiny_model(torch.from_numpy(streams), use_cache=False).logits[..., :60].double()
+    for number, stream in enumerate(streams):
+        key = torch.tensor([item_key(f"stream {number}", 0)])
+        for position in range(1, 24):
+            scores = logits[number, position - 1] + gumbel_rows(5, key, torch.tensor([position - 1]), 60)[0]
+            assert scores[stream[position]] >= scores.max() - 1e-4  # prefill and decode differ by about 1e-5
+
+
+def test_starts_of_unequal_lengths_are_kept_and_gone_on_with(tiny_model):
+    """Of a stream that is long enough nothing is sampled; the others are what they are without it."""
+    starts = [(1,), (5, 6, 7), tuple(range(24)), tuple(range(30, 56))]
+    found = continue_streams(tiny_model, starts, batch=2, **SIZES)
+    assert found.shape == (4, 24)
+    for start, stream in zip(starts, found, strict=True):
+        assert tuple(stream[: len(start)]) == start[:24]
+    assert np.array_equal(found[:2], continue_streams(tiny_model, starts[:2], batch=1, **SIZES))
+    assert np.array_equal(found[:1], generate_streams(tiny_model, np.asarray([1]), n_sequences=1, batch=1, **SIZES))
+    whole = continue_streams(tiny_model, starts[2:], batch=1, **SIZES)
+    assert np.array_equal(whole, found[2:])
+
+
+def test_every_decode_step_is_told(tiny_model):
+    """Three streams in batches of two: two batches of 22 steps, as the last token is not fed."""
+    steps = []
+    generate_streams(tiny_model, np.asarray([1]), n_sequences=3, batch=2, progress=steps.append, **SIZES)
+    assert steps == [1] * (2 * (24 - 2))

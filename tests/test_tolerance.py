@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from step_bounds import bound_dot, bound_output, bound_state
 
-from driftgate.accuracy.bounds import ROUNDOFF, bound_dot, bound_output, bound_state
 from driftgate.accuracy.plans import PrecisionPlan
 from driftgate.accuracy.run_tolerance import list_run_tolerance, measure_run_tolerance
-from driftgate.accuracy.running_bounds import ExactStep, RunningBounds, bound_elements
+from driftgate.accuracy.running_bounds import ROUNDOFF, ExactStep, RunningBounds, bound_elements
 from driftgate.accuracy.tolerance import (
     count_tolerance,
     list_tolerance_groups,

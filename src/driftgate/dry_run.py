@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from driftgate.memory import format_bytes
+from driftgate.memory import count_rows, format_bytes
 from driftgate.run_folder import default_out
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def describe(suite: str, choices: dict[str, Any], *, out: Path | None) -> dict[s
         "stream": chosen.stream,
         "streams": f"{_count(chosen.sequences, 'stream')} of {_count(chosen.steps, 'decoded step')}, "
         f"{_count(chosen.prefill, 'token')} prefilled",
-        "rows of a forward": min(chosen.batch, chosen.sequences) * (len(chosen.plans) + 3),
+        "rows of a forward": count_rows(chosen, checked.config),
         "memory of the weights": f"about {format_bytes(checked.weights)}",
         "memory that grows with the steps": f"about {format_bytes(checked.memory)}",
         "policy": checked.policy.name,

@@ -1,7 +1,8 @@
 """What a run would need of the memory of this machine and its GPU, from sizes alone: refused before it is full.
 
 Notable: an estimate, right to about a factor of two. Weights are counted from the headers of their files, states and
-what grows with the steps from config and suite.
+what grows with the steps from config and suite. A run with an ablation makes several lock steps, one after the other:
+rows and cache are those of the widest, figures those that are kept at the same time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from driftgate.errors import InputError
 if TYPE_CHECKING:
     from driftgate.evals.suite import Suite
 
-__all__ = ["available_memory", "check_memory", "format_bytes", "held_memory", "needed_memory"]
+__all__ = ["available_memory", "check_memory", "count_rows", "format_bytes", "held_memory", "needed_memory"]
 
 STREAM_BYTES = 50
 """Of one token of one task stream while the streams are drawn (measured)."""
@@ -39,7 +40,8 @@ def needed_memory(suite: Suite, config: Any, *, device: str = "cpu", dtype: str 
     length, plans = suite.steps + suite.prefill, len(suite.plans)
     batches = -(-suite.sequences // suite.batch)
     cache = 2 * _cache_bytes(suite, config, dtype)  # each tensor is copied as it grows
-    figures = batches * suite.steps * (STEP_BYTES + CELL_BYTES * _rows(suite))
+    kept = _lock_steps(suite, config)[:3]  # the run's own, an ablation's, and the one before that
+    figures = sum(batches * suite.steps * (STEP_BYTES + CELL_BYTES * rows) for rows in kept)
     frame = ROW_BYTES * plans * suite.sequences * suite.steps
     return int(STREAM_BYTES * suite.sequences * length + cache * (device == "cpu") + figures + frame)
 
@@ -56,17 +58,35 @@ def held_memory(suite: Suite, config: Any, *, weights: int) -> int:
 
     shapes = read_shapes(config.to_dict(), source="config.json")
     state = 4 * shapes.heads.value_heads * shapes.heads.d_v * shapes.heads.d_k * len(shapes.recurrent_layers)
-    return weights + 2 * _rows(suite) * state  # the pools' own beside those that prefill leaves in the model's cache
+    rows = count_rows(suite, config)
+    return weights + 2 * rows * state  # the pools' own beside those that prefill leaves in the model's cache
 
 
-def _rows(suite: Suite) -> int:
-    return min(suite.batch, suite.sequences) * (len(suite.plans) + _FIXED_BLOCKS)
+def count_rows(suite: Suite, config: Any) -> int:
+    """Rows of the widest forward of a run; arguments as for ``needed_memory``."""
+    return max(_lock_steps(suite, config))
+
+
+def _lock_steps(suite: Suite, config: Any) -> list[int]:
+    """Rows of each lock step: of the plans, then of the layers or heads that an ablation measures alone."""
+    widths = [len(suite.plans)]
+    if suite.ablate is not None:
+        from driftgate.accuracy.config_shapes import read_shapes
+        from driftgate.accuracy.plans import Role
+        from driftgate.evals.ablation import group_parts, list_ablation
+
+        shapes, roles = read_shapes(config.to_dict(), source="config.json"), suite.roles()
+        candidates = {name: plan for name, plan in suite.named_plans().items() if roles[name] is Role.CANDIDATE}
+        parts = list_ablation(candidates, shapes.recurrent_layers)
+        parts *= shapes.heads.value_heads if suite.ablate == "heads" else 1  # only how many there are counts
+        widths += [len(group) for group in group_parts(parts, n_plans=len(suite.plans))]
+    return [min(suite.batch, suite.sequences) * (width + _FIXED_BLOCKS) for width in widths]
 
 
 def _cache_bytes(suite: Suite, config: Any, dtype: str | None) -> int:
     """Bytes of keys and values of all rows at the end of a stream."""
     item = _ITEM_BYTES.get(dtype or str(getattr(config, "dtype", "")).removeprefix("torch."), 4)
-    return 2 * _kept_keys(config) * item * _rows(suite) * (suite.steps + suite.prefill)
+    return 2 * _kept_keys(config) * item * count_rows(suite, config) * (suite.steps + suite.prefill)
 
 
 def _kept_keys(config: Any) -> int:

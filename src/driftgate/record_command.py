@@ -47,7 +47,8 @@ def record(
 
     loaded = load_model(folder, name=model, device=device, dtype=dtype)
     length = prefill + steps
-    with progress("decode steps", length + steps - 1, not (quiet or no_progress)) as advance:
+    sampling = length - 2  # the first token is given, the second is sampled after it, the last is not fed
+    with progress("decode steps", sampling + steps, not (quiet or no_progress)) as advance:
         tokens = generate_streams(
             loaded.model, np.asarray([loaded.first_token]), n_sequences=sequences, length=length, seed=seed,
             batch=sequences, backend=way, vocab_size=loaded.vocab_size, progress=advance,

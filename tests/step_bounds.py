@@ -18,11 +18,11 @@ from typing import TypeVar
 
 import torch
 
+from driftgate.accuracy.running_bounds import ROUNDOFF
 from driftgate.kernels.contract import Dot
 
-__all__ = ["ROUNDOFF", "bound_dot", "bound_output", "bound_state"]
+__all__ = ["bound_dot", "bound_output", "bound_state"]
 
-ROUNDOFF = 2.0**-24
 _UNITS = {Dot.IEEE: 0.0, Dot.TF32: 2.0**-11, Dot.BF16: 2.0**-8}
 
 Number = TypeVar("Number", float, torch.Tensor)
