@@ -1,11 +1,13 @@
 """Checkpoints by hub id: from the local Hugging Face cache, else from the hub, unless the environment says offline.
 
 Notable: the small files come first, so that a model that driftgate does not cover is refused before its weights are
-fetched. HF_HOME, HF_HUB_OFFLINE and the like are honoured, as huggingface_hub reads them.
+fetched, and of these only the files that the index names: some repositories hold the same weights twice. HF_HOME,
+HF_HUB_OFFLINE and the like are honoured, as huggingface_hub reads them.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import textwrap
@@ -19,7 +21,6 @@ __all__ = ["fetch_checkpoint", "is_hub_id"]
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 _SMALL = ("*.json", "*.txt", "*.jinja", "*.model")
-_WEIGHTS = ("*.safetensors",)
 _SUBFOLDERS = ("*/*",)
 
 
@@ -42,7 +43,20 @@ def fetch_checkpoint(name: str) -> Path:
     with _quiet_unless_watched():
         folder = _fetch(name, _SMALL)
         check_config(folder)
-        return _fetch(name, _SMALL + _WEIGHTS)
+        return _fetch(name, _SMALL + _weight_files(folder))
+
+
+def _weight_files(folder: Path) -> tuple[str, ...]:
+    """Names of the weight files; all there are where the index is damaged, which whoever reads it next will say."""
+    from driftgate.accuracy.weight_files import INDEX, SINGLE
+
+    try:
+        places = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return tuple(sorted({str(file) for file in places.values()}))
+    except FileNotFoundError:
+        return (SINGLE,)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ("*.safetensors",)
 
 
 def _fetch(name: str, patterns: tuple[str, ...]) -> Path:

@@ -18,7 +18,7 @@ from driftgate.accuracy.mixed import read_plan
 from driftgate.accuracy.records import CrossCheck, Manifest, RunData
 from driftgate.errors import InputError
 
-__all__ = ["merge_runs", "refuse_unlike"]
+__all__ = ["merge_runs", "refuse_changed_setting", "refuse_unlike"]
 
 
 def refuse_unlike(base: Manifest, added: Manifest) -> None:
@@ -39,13 +39,38 @@ def refuse_unlike(base: Manifest, added: Manifest) -> None:
     if not base.digests:
         raise InputError("the run to extend keeps no digest of its baseline; it is of an older version, run it again")
     for part, (before, now) in parts.items():
-        for name in sorted(before.keys() | now.keys()):
-            if before.get(name) != now.get(name):
-                raise InputError(f"the run cannot be extended: {part} {name} differ; start a run with all plans")
+        _refuse_other(part, before, now)
+
+
+def refuse_changed_setting(
+    base: Manifest, *, versions: Mapping[str, str], device: Mapping[str, Any], model: Mapping[str, str]
+) -> None:
+    """The part of ``refuse_unlike`` that is known once the model is loaded: nothing is decoded in vain.
+
+    Args:
+        base: of the run to extend.
+        versions, device: of this process.
+        model: sha256 of each file of the checkpoint.
+
+    Raises:
+        InputError: names the first thing that differs.
+    """
+    before = {name: value for name, value in base.hashes.items() if name.startswith("model/")}
+    now = {f"model/{name}": value for name, value in model.items()}
+    _refuse_other("versions", base.versions, versions)
+    _refuse_other("device", base.device, device)
+    _refuse_other("hashes", before, now)
+
+
+def _refuse_other(part: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            raise InputError(f"the run cannot be extended: {part} {name} differ; start a run with all plans")
 
 
 def _measured(hashes: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in hashes.items() if not name.startswith("run/")}
+    """What the added plans stand on: neither files of the run nor the reference model, which is compared once."""
+    return {name: value for name, value in hashes.items() if not name.startswith(("run/", "reference/"))}
 
 
 def merge_runs(base: RunData, added: RunData) -> RunData:
@@ -74,7 +99,7 @@ def merge_runs(base: RunData, added: RunData) -> RunData:
     manifest.created = added.manifest.created
     later = added.manifest.timing
     manifest.timing = {name: value + later.get(name, 0.0) for name, value in base.manifest.timing.items()}
-    manifest.hashes = _measured(manifest.hashes)
+    manifest.hashes = {name: value for name, value in manifest.hashes.items() if not name.startswith("run/")}
     own = added.items[added.items["plan"] != BASELINE]
     steps = pd.concat([base.steps, added.steps], ignore_index=True)
     steps["plan"] = pd.Categorical(steps["plan"], categories=list(results.plans))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 
 from driftgate.accuracy.adapters.families import find_family
 from driftgate.accuracy.adapters.hooks import quiet_transformers
@@ -60,7 +59,7 @@ class LoadedModel:
         for owner in (self.tokenizer, text_config(self.model.config)):
             for name in ("bos_token_id", "eos_token_id"):
                 token = getattr(owner, name, None)
-                if isinstance(token, int):
+                if isinstance(token, int) and 0 <= token < self.vocab_size:
                     return token
         return 0
 
@@ -115,7 +114,9 @@ def load_model(folder: Path, *, name: str, device: str, dtype: str | None = None
         if not weight.is_meta and not bool(torch.isfinite(weight).all()):  # meta: kept aside by accelerate
             raise InputError(f"{folder}: weight {key} holds NaN or infinity; the checkpoint is damaged, fetch it again")
     text = text_config(model.config)
-    real = int(text.vocab_size) if tokenizer is None else min(int(text.vocab_size), len(tokenizer))
+    real = int(text.vocab_size)
+    if tokenizer is not None:  # ids may have gaps, so that the last lies beyond their number
+        real = min(real, max(tokenizer.get_vocab().values(), default=0) + 1)
     return LoadedModel(
         name=name,
         folder=folder,
@@ -160,16 +161,17 @@ def check_config(folder: Path) -> Any:
     with quiet_transformers(), warnings.catch_warnings(action="ignore"):
         try:
             parsed = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, StrictDataclassError) as error:
+        except Exception as error:  # a config can make its class raise anything, ZeroDivisionError among it
             raise InputError(f"{folder}/config.json: {_one_line(error)}") from error
     text = text_config(parsed)
     if not find_family(parsed).has_recurrence(parsed):
         raise InputError(f"{folder}: the checkpoint has no recurrent layer (no linear_attention); nothing to measure")
-    pad = getattr(text, "pad_token_id", None)
-    if isinstance(pad, int) and not -text.vocab_size <= pad < text.vocab_size:
-        raise InputError(
-            f"{folder}/config.json: pad_token_id {pad} is outside the vocabulary of {text.vocab_size}; correct one"
-        )
+    for field, least in (("pad_token_id", -text.vocab_size), ("bos_token_id", 0)):  # the padding may count from the end
+        token = getattr(text, field, None)
+        if isinstance(token, int) and not least <= token < text.vocab_size:
+            raise InputError(
+                f"{folder}/config.json: {field} {token} is outside the vocabulary of {text.vocab_size}; correct one"
+            )
     return parsed
 
 
@@ -235,7 +237,11 @@ def _choose_dtype(parsed: Any, weights: Mapping[str, StoredWeight], dtype: str |
     if dtype is not None:
         return DTYPES[dtype]
     said = getattr(text_config(parsed), "dtype", None) or getattr(parsed, "dtype", None)
-    return said if isinstance(said, torch.dtype) else main_dtype(weights)
+    found = said if isinstance(said, torch.dtype) else main_dtype(weights)
+    if found not in DTYPES.values():
+        name = str(found).removeprefix("torch.")
+        raise InputError(f"the checkpoint is {name}, which no kernel takes; give --dtype {' or '.join(DTYPES)}")
+    return found
 
 
 @contextmanager

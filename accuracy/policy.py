@@ -9,7 +9,7 @@ stored frames, so that a run gates the same way later. ``policy_file`` holds the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import pandas as pd
@@ -17,12 +17,19 @@ import pandas as pd
 from driftgate.accuracy.drift_checks import SENSITIVITY, check_drift, equals_baseline, find_invalid, find_nonfinite
 from driftgate.accuracy.items import BASELINE, count_reads
 from driftgate.accuracy.mixed import find_plan
-from driftgate.accuracy.policy_file import Check, Policy, load_policy
+from driftgate.accuracy.policy_file import Check, Inconclusive, Policy, load_policy
 from driftgate.accuracy.records import PlanRecord, RunData, VerdictRecord
 from driftgate.accuracy.task_checks import check_tasks, judge_task
 from driftgate.accuracy.verdicts import matches, record_verdict, summarize_verdicts
 
-__all__ = ["Check", "Policy", "decide", "find_unmatched", "load_policy"]
+__all__ = [
+    "COUNTS_AS", "Check", "Policy", "count_inconclusive", "decide", "find_unmatched", "list_blind", "load_policy",
+]  # fmt: skip
+
+COUNTS_AS = "counts_as"
+"""Name of the verdict that says what a policy makes of an inconclusive run."""
+_BLIND = ("at_chance", "copy_not_read", "equals_baseline", "not_requantized")
+"""Codes of reasons that say that a check could have seen nothing, though it has a bound."""
 
 CROSS_CHECK_LIMIT = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 """Greatest difference of logits between twins and kernels for plans with an FP32 state, by type of the activations.
@@ -34,7 +41,8 @@ rounding of a hidden state can fall either way. Plans below FP32 have no limit: 
 def decide(data: RunData, policy: Policy) -> None:
     """Set the verdicts of a run in place: ``verdicts``, each task's verdict, and the run's.
 
-    A run: any fail gives ``fail``, else any invalid or inconclusive gives ``inconclusive``, else ``pass``.
+    A run: any fail gives ``fail``, else any invalid or inconclusive gives ``inconclusive``, else ``pass``; where it is
+    inconclusive the policy may have more to say, see `count_inconclusive`.
     """
     results = data.results
     for stale in (t for record in results.plans.values() for t in record.tasks.values()):
@@ -61,8 +69,8 @@ def decide(data: RunData, policy: Policy) -> None:
             f"no_sensitivity: its mean KL is not above {SENSITIVITY:g} x the noise floor; this run cannot see drift"
         )
         verdicts.append(record_verdict(control, "sensitivity", "inconclusive", reason))
-    results.verdicts = verdicts
-    results.verdict = summarize_verdicts(v.verdict for v in verdicts)
+    results.verdicts = count_inconclusive(verdicts, policy.inconclusive)
+    results.verdict = summarize_verdicts(v.verdict for v in results.verdicts)
 
 
 def find_unmatched(policy: Policy, plans: Iterable[str], tasks: Iterable[str]) -> list[VerdictRecord]:
@@ -74,6 +82,46 @@ def find_unmatched(policy: Policy, plans: Iterable[str], tasks: Iterable[str]) -
                 reason = f"matched_nothing: {', '.join(patterns)} is in no candidate of this run"
                 verdicts.append(record_verdict(BASELINE, check.check, "inconclusive", reason))
     return verdicts
+
+
+def list_blind(verdicts: Iterable[VerdictRecord]) -> list[VerdictRecord]:
+    """Checks that more data of the same kind would not decide: without a bound, or of what was never read.
+
+    Every other check that is open has bounds with its limit between them.
+    """
+    return [
+        record
+        for record in verdicts
+        if record.verdict == "invalid"
+        or (record.verdict == "inconclusive" and (record.value is None or record.reason.startswith(_BLIND)))
+    ]
+
+
+def count_inconclusive(verdicts: Sequence[VerdictRecord], rule: Inconclusive | None) -> list[VerdictRecord]:
+    """The verdicts with one more where they are inconclusive together and a policy says what that counts as.
+
+    The one more is a fail, which fails the run; or a pass, which leaves it inconclusive and says that its exit code is
+    0. Where a check is blind (`list_blind`) there is no pass: the one more is inconclusive, and says which.
+
+    Args:
+        verdicts: of a run; one that an earlier call added is dropped.
+        rule: of the policy; None adds nothing.
+    """
+    own = [record for record in verdicts if record.check != COUNTS_AS]
+    if rule is None or summarize_verdicts(record.verdict for record in own) != "inconclusive":
+        return own
+    n_open = sum(record.verdict != "pass" for record in own)
+    told = f"{n_open} {'check is' if n_open == 1 else 'checks are'} inconclusive, which this policy"
+    blind = list_blind(own)
+    if rule.counts_as == "fail":
+        found = record_verdict(BASELINE, COUNTS_AS, "fail", f"{told} counts as a fail: {rule.reason}")
+    elif blind:
+        first = f"{blind[0].plan} {blind[0].check}: {blind[0].reason}"
+        reason = f"{told} would let pass, but not where a check could have seen nothing: {first}"
+        found = record_verdict(BASELINE, COUNTS_AS, "inconclusive", reason)
+    else:
+        found = record_verdict(BASELINE, COUNTS_AS, "pass", f"{told} counts as a pass: {rule.reason}")
+    return [*own, found]
 
 
 def _why_untested(data: RunData, plan: str, task: str) -> str | None:

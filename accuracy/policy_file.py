@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from driftgate.accuracy.yaml_file import read_yaml
 from driftgate.errors import InputError, unknown_name
 
-__all__ = ["TASK_CHECKS", "Check", "CheckName", "Policy", "bundled_policies", "load_policy"]
+__all__ = ["TASK_CHECKS", "Check", "CheckName", "Inconclusive", "Policy", "bundled_policies", "load_policy"]
 
 FOLDER = Path(__file__).parent / "policies"
 DEFAULT = FOLDER / "default.yaml"
@@ -56,13 +56,36 @@ class Check(BaseModel):
         return self
 
 
+class Inconclusive(BaseModel):
+    """What an inconclusive run is to whoever acts on it.
+
+    Attributes:
+        counts_as: ``fail`` fails the run; ``pass`` leaves it inconclusive and makes the exit code 0, unless one of its
+            checks could have seen nothing.
+        reason: why.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    counts_as: Literal["pass", "fail"]
+    reason: str = Field(min_length=1)
+
+
 class Policy(BaseModel):
-    """Named checks."""
+    """Named checks, and what an inconclusive run counts as; None for exit code 3."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
+    inconclusive: Inconclusive | None = None
     checks: tuple[Check, ...] = Field(min_length=1)
+
+    @field_validator("inconclusive", mode="before")
+    @classmethod
+    def _with_a_reason(cls, value: Any) -> Any:
+        if value is None or isinstance(value, dict | Inconclusive):
+            return value
+        raise ValueError(f"{value!r}: expected counts_as, pass or fail, and a reason")
 
 
 def load_policy(path: str | Path | None = None) -> Policy:
@@ -74,11 +97,11 @@ def load_policy(path: str | Path | None = None) -> Policy:
     """
     path = _find(path)
     try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"policy {path} does not exist; leave --policy out for the default") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"policy {path} is no readable YAML: {' '.join(str(error).split())}") from error
+        fields = read_yaml(path)
+    except InputError as error:
+        if not path.exists():
+            raise InputError(f"policy {path} does not exist; leave --policy out for the default") from error
+        raise InputError(f"policy {error}") from error
     if not isinstance(fields, dict):
         raise InputError(f"policy {path}: expected a mapping with name and checks, got {type(fields).__name__}")
     try:

@@ -1,6 +1,6 @@
 """Suites, tasks and embedded checkpoints, and the run that measures plans on them.
 
-``suite.py`` says what a run measures, ``experiment.py`` measures it and writes the run folder, ``scoring.py`` turns
+``suite.py`` says what a run measures, ``experiment.py`` leads through its stages (run_*.py), ``scoring.py`` turns
 answers into items and paired records; tasks/, suites/ and checkpoints/ are catalogues.
 """
 

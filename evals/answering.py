@@ -80,6 +80,7 @@ class BuiltTask:
             "prompts": hash_prompts(self.prompts),
             "first_token_ids": list(first.token_ids[:16]),
             "prefilled_of_first": first.prefill,
+            **self.task.describe([self.prompts[i] for i in self.wanted()]),
         }
 
 

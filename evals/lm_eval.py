@@ -7,7 +7,6 @@ lm-eval this module imports and ``DriftgateLM`` says in one line which extra is 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from driftgate.accuracy.prompts import Decoded, Prompt
-    from driftgate.kernels.contract import Backend
 
 __all__ = ["DriftgateLM", "paired_items"]
 
@@ -48,7 +46,7 @@ class DriftgateLM(LM):  # type: ignore[misc]
     again. Nothing is truncated: a request that does not fit the model's positions is an ``InputError``.
 
     Args:
-        model: embedded checkpoint or checkpoint folder.
+        model: embedded checkpoint, folder or hub id, as ``driftgate run --model`` takes it; a ``Path`` is no hub id.
         plan: e.g. ``nvfp4/fp32@16``.
         batch: prompts that decode together; part of what decides the bits.
         backend: ``auto``, ``triton``, ``triton-interpret`` or ``torch``.
@@ -76,17 +74,19 @@ class DriftgateLM(LM):  # type: ignore[misc]
     ) -> None:
         require_lm_eval()
         super().__init__()
+        from driftgate.accuracy.backends import resolve_backend
         from driftgate.accuracy.models import check_model, load_model, resolve_device, text_config
         from driftgate.accuracy.plans import PrecisionPlan
+        from driftgate.evals.find_models import find_model
         from driftgate.evals.model_text import read_text
 
         parsed = PrecisionPlan.parse(plan)
         _check_choices(batch, dtype, prefill)
         self.plan = str(parsed)
         self.batch, self.options = batch, TaskOptions(seed=seed, prefill=prefill)
-        folder = _find_model(model)
         self._device = resolve_device(device)
-        self.backend = _check_backend(backend, self._device)
+        self.backend = resolve_backend(backend, self._device)
+        folder = find_model(model)  # may fetch it, so everything cheap was looked at before
         self.text = read_text(folder, text_config(check_model(folder)), name=str(model))
         self.loaded = load_model(folder, name=str(model), device=self._device, dtype=dtype)
         self._plans = {} if parsed.options.step_by_step else {self.plan: parsed}
@@ -256,19 +256,6 @@ def paired_items(
     return pd.DataFrame(rows)
 
 
-def _find_model(model: str | Path) -> Path:
-    """Folder of an embedded checkpoint, or the folder itself."""
-    from driftgate.evals.checkpoints import find_checkpoint, list_checkpoints
-
-    embedded = find_checkpoint(str(model))
-    folder = embedded if embedded is not None else Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    if "/" in str(model) or str(model).startswith("."):
-        raise InputError(f"model folder {model} does not exist; give a checkpoint folder or an embedded checkpoint")
-    raise unknown_name("model", str(model), list_checkpoints())
-
-
 def _check_choices(batch: int, dtype: str | None, prefill: str | int | None) -> None:
     """Raise UsageError for a value that no model could take."""
     if batch < 1:
@@ -277,17 +264,3 @@ def _check_choices(batch: int, dtype: str | None, prefill: str | int | None) -> 
         raise unknown_name("dtype", str(dtype), ("fp32", "bf16", "fp16"))
     if prefill not in (None, "none", "prompt") and not (str(prefill).isdecimal() and int(prefill) >= 1):
         raise UsageError(f"prefill {prefill!r}: expected none, prompt, or a number of tokens, 1 or more")
-
-
-def _check_backend(backend: str, device: str) -> Backend:
-    from driftgate.evals.experiment import choose_backend
-    from driftgate.kernels.contract import Backend
-
-    if backend not in ("auto", *(b.value for b in Backend)):
-        raise unknown_name("backend", backend, ("auto", *(b.value for b in Backend)))
-    chosen = choose_backend(backend, device)
-    if chosen is Backend.TRITON and not device.startswith("cuda"):
-        raise UsageError("backend triton needs a GPU; use backend torch or triton-interpret, or device cuda")
-    if chosen is Backend.TRITON_INTERPRET and os.environ.get("TRITON_INTERPRET") != "1":
-        raise UsageError("backend triton-interpret needs TRITON_INTERPRET=1 in the environment before Python starts")
-    return chosen

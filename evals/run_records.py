@@ -60,21 +60,17 @@ def lockstep_bitwise(
     return records
 
 
-def interpreted_again(outcome: CrossCheckOutcome | None, recurrence: Recurrence) -> list[BitwiseRecord]:
+def interpreted_again(outcome: CrossCheckOutcome, recurrence: Recurrence) -> BitwiseRecord:
     """The baseline against itself in the interpreted kernels."""
-    if outcome is None:
-        return []
-    return [
-        BitwiseRecord(
-            invariant="A/A",
-            recurrence=recurrence.value,
-            case={"where": "logits and layer outputs of the interpreted cross-check", "steps": outcome.steps},
-            equal=outcome.again_equal,
-            n_different=0 if outcome.again_equal else 1,
-            max_ulp=0,
-            first_different=None,
-        )
-    ]
+    return BitwiseRecord(
+        invariant="A/A",
+        recurrence=recurrence.value,
+        case={"where": "logits and layer outputs of the interpreted cross-check", "steps": outcome.steps},
+        equal=outcome.again_equal,
+        n_different=0 if outcome.again_equal else 1,
+        max_ulp=0,
+        first_different=None,
+    )
 
 
 def answers_bitwise(task: str, *, equal: bool, n_steps: int, recurrence: Recurrence) -> BitwiseRecord:
@@ -108,10 +104,8 @@ def _promise_of(options: ReplayOptions) -> str | None:
     )
 
 
-def compare_backends(result: LockstepResult, outcome: CrossCheckOutcome | None) -> CrossCheck | None:
+def compare_backends(result: LockstepResult, outcome: CrossCheckOutcome) -> CrossCheck:
     """Greatest difference of logits between the long part and the interpreted kernels, on the same tokens."""
-    if outcome is None:
-        return None
     by_plan = {
         name: float(np.abs(result.first_logits[name][: outcome.steps].astype(np.float64) - logits).max())
         for name, logits in outcome.logits.items()
@@ -172,10 +166,13 @@ def read_versions() -> dict[str, str]:
     return found
 
 
-def describe_device(device: torch.device) -> dict[str, Any]:
-    """The device, as far as figures depend on it."""
+def describe_device(model: Any) -> dict[str, Any]:
+    """The device of a loaded model, as far as figures depend on it, and where its layers lie if on several."""
+    device = model.device
     if device.type == "cuda":
-        return {"type": "cuda", "name": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+        places = Counter(str(place) for place in (getattr(model, "hf_device_map", None) or {}).values())
+        spread = {"modules_on": dict(sorted(places.items()))} if len(places) > 1 else {}
+        return {"type": "cuda", "name": torch.cuda.get_device_name(device), "cuda": torch.version.cuda, **spread}
     return {"type": "cpu", "name": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
 
 

@@ -2,7 +2,7 @@
 
 | file | a stream |
 | --- | --- |
-| JSONL, each line ``{"messages": [...]}`` | the chat through the tokenizer's template |
+| JSONL (``.jsonl``, ``.ndjson``), each line ``{"messages": [...]}`` | the chat through the tokenizer's template |
 | JSONL, each line ``{"prompt": "..."}`` or ``{"text": "..."}`` | the text |
 | anything else | BOS and a window of the text; windows do not overlap |
 
@@ -23,6 +23,10 @@ from driftgate.evals.tasks.wordings import encode
 __all__ = ["read_streams"]
 
 Tokens = tuple[int, ...]
+
+LINES = (".jsonl", ".ndjson")
+NO_TEXT = (".json", ".csv", ".tsv", ".parquet", ".gz", ".zip")
+"""Files whose marks would be taken for words."""
 
 
 def read_streams(path: Path, text: ModelText, *, n: int, length: int, generate: bool) -> list[Tokens]:
@@ -52,9 +56,30 @@ def read_streams(path: Path, text: ModelText, *, n: int, length: int, generate: 
         raise InputError(f"data file {path} is no readable UTF-8 text: {error}") from error
     if not content.strip():
         raise EmptyRunError(f"data file {path} is empty; no step would be decoded")
-    if path.suffix.lower() == ".jsonl":
-        return _read_lines(path, content, text, n=n, length=length, generate=generate)
-    return _cut_windows(path, content, text, n=n, length=length)
+    if path.suffix.lower() in LINES:
+        streams = _read_lines(path, content, text, n=n, length=length, generate=generate)
+    elif path.suffix.lower() in NO_TEXT:
+        raise InputError(f"data file {path}: streams are read from a text or a JSONL file; convert it to one of them")
+    elif generate:
+        raise InputError(
+            f"data file {path} is a text, of which streams take whole windows; give --generate a JSONL file, or leave "
+            "it out"
+        )
+    else:
+        streams = _cut_windows(path, content, text, n=n, length=length)
+    _check_vocabulary(path, streams, text)
+    return streams
+
+
+def _check_vocabulary(path: Path, streams: list[Tokens], text: ModelText) -> None:
+    """A tokenizer may hold tokens that its model has no row for, as where some were added to it alone."""
+    for token in (token for tokens in streams for token in tokens):
+        if token >= text.vocab_size:
+            named = text.tokenizer.convert_ids_to_tokens(token)
+            raise InputError(
+                f"data file {path} has the token {named!r} with id {token}, outside the {text.vocab_size} of "
+                f"{text.name}; leave it out of the text, or give a checkpoint whose tokenizer and weights agree"
+            )
 
 
 def _cut_windows(path: Path, content: str, text: ModelText, *, n: int, length: int) -> list[Tokens]:
@@ -93,7 +118,7 @@ def _read_lines(path: Path, content: str, text: ModelText, *, n: int, length: in
 def _parse(where: str, line: str) -> dict[str, Any]:
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is no JSON: {error}") from error
     if not isinstance(fields, dict) or len({"messages", "prompt", "text"} & fields.keys()) != 1:
         raise InputError(f"{where}: expected an object with one of messages, prompt, text")
@@ -105,12 +130,31 @@ def _encode(where: str, fields: dict[str, Any], text: ModelText) -> Tokens:
         content = fields.get("prompt", fields.get("text"))
         if not isinstance(content, str):
             raise InputError(f"{where}: expected a text, got {type(content).__name__}")
-        return encode(text.tokenizer, content, bos=text.bos_id)
+        return _tokenize(where, content, text)
     if not getattr(text.tokenizer, "chat_template", None):
         raise InputError(f"{where} is a chat, and {text.name} has no chat template; give prompt or text")
+    _check_messages(where, fields["messages"])
     template = text.tokenizer.apply_chat_template
     try:
         content = template(fields["messages"], tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template may raise anything
         raise InputError(f"{where}: the chat template refuses it: {' '.join(str(error).split())}") from error
+    return _tokenize(where, content, text)
+
+
+def _tokenize(where: str, content: str, text: ModelText) -> Tokens:
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{where} holds half a character ({error.object[error.start]!r}); correct the text") from error
     return encode(text.tokenizer, content, bos=text.bos_id)
+
+
+def _check_messages(where: str, messages: object) -> None:
+    """Who speaks and what: templates write nothing where one of them is missing, and say nothing."""
+    if not isinstance(messages, list) or not messages:
+        raise InputError(f"{where}: expected messages to be a list of role and content, with one at the least")
+    for message in messages:
+        whole = isinstance(message, dict) and isinstance(message.get("role"), str)
+        if not whole or (message.get("content") is None and not message.get("tool_calls")):
+            raise InputError(f"{where}: expected every message to have a role and a content")

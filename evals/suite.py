@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from driftgate.accuracy.mixed import check_name, mix_layers
 from driftgate.accuracy.plans import BASELINE, PrecisionPlan, Role
+from driftgate.accuracy.yaml_file import read_yaml
 from driftgate.errors import DriftgateError, EmptyRunError, InputError, UsageError, unknown_name
 from driftgate.evals.tasks import TASKS
 from driftgate.evals.tasks.build import STANDARD, Difficulty
@@ -39,11 +39,22 @@ class PlanEntry(BaseModel):
     name: str | None = None
     layers: dict[str, str] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_text(cls, entry: object) -> object:
+        if isinstance(entry, str):
+            raise ValueError(f"write a plan as a mapping, e.g. - plan: {entry}")
+        return entry
+
     @field_validator("layers", mode="before")
     @classmethod
     def _write_indices(cls, layers: object) -> object:
         """YAML reads a lone index as a number."""
-        return {str(k): v for k, v in layers.items()} if isinstance(layers, dict) else layers
+        if layers is None:
+            return None
+        if not isinstance(layers, dict) or not all(isinstance(text, str) for text in layers.values()):
+            raise ValueError('expected decoder-layer indices with a plan text each, e.g. {"0,3": fp8/fp32@16}')
+        return {str(indices): text for indices, text in layers.items()}
 
     @model_validator(mode="after")
     def _check_mixed(self) -> PlanEntry:
@@ -159,6 +170,12 @@ class Suite(BaseModel):
                 raise UsageError(f"plan {name} is listed twice; list it once")
             if name == str(BASELINE):
                 raise UsageError("plan baseline always runs; leave it out")
+            if any(options.window for options in entry.parsed().every):
+                raise UsageError(
+                    f"plan {name}: a model decodes single tokens in a run; leave +spec to `driftgate certify`"
+                )
+            if entry.role == "control" and not entry.parsed().low_precision:
+                raise UsageError(f"control {name} keeps FP32 and cannot drift; take one below FP32, e.g. nvfp4@16")
         return plans
 
     def named_plans(self) -> dict[str, PrecisionPlan]:
@@ -223,10 +240,7 @@ def load_suite(name: str) -> Suite:
         path = bundled_suites()[name]
     else:
         raise unknown_name("suite", name, bundled_suites())
-    try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path} is no readable YAML: {' '.join(str(error).split())}") from error
+    fields = read_yaml(path)
     if not isinstance(fields, dict):
         raise InputError(f"{path}: expected a mapping with name, plans, tasks; got {type(fields).__name__}")
     return _validate({"name": path.stem, **fields}, str(path), InputError)
@@ -257,4 +271,4 @@ def _validate(fields: dict[str, Any], where: str, error_kind: type[DriftgateErro
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise error_kind(f"{where}: {field}: {first['msg']}") from error
+        raise error_kind(f"{where}: {field}: {first['msg'].removeprefix('Value error, ')}") from error

@@ -51,13 +51,14 @@ def choose_launch(shape: HeadShape, *, interpreted: bool, alternative: bool = Fa
     Args:
         shape: heads of the layer.
         interpreted: Triton's interpreter costs per program, so one program takes a whole head there.
-        alternative: another legal configuration, which adds in another order: for noise floors, never for a plan.
+        alternative: another legal configuration, which adds in another order and contracts products and additions:
+            for noise floors, never for a plan.
     """
     block_k = max(16, _power_of_two(shape.d_k))
     whole = max(16, _power_of_two(shape.d_v))
     block = whole if interpreted else min(max(16, 4096 // block_k), 64, whole)
     num_warps = max(1, block * block_k // 4096) * (4 if alternative else 1)
-    return Launch(block_v=block, block_k=block_k, num_warps=num_warps, num_stages=2)
+    return Launch(block_v=block, block_k=block_k, num_warps=num_warps, num_stages=2, fuse=alternative)
 
 
 def choose_key_launch(shape: HeadShape) -> Launch:

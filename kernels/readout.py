@@ -11,31 +11,36 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from driftgate.kernels.step import INTERPRETED, find_place
+from driftgate.kernels.step import PTX, find_place
 from driftgate.quant.device_products import multiply_stored, prepare_vectors, stack_columns, take_columns
 
-__all__ = ["LEAST_PLACES", "PTX", "load_buffered", "load_decays", "load_keys", "multiply_keys", "multiply_tile"]
-__all__ += ["prepare_products", "read_state_output"]
+__all__ = [
+    "LEAST_PLACES", "load_buffered", "load_channel_decays", "load_decays", "load_keys", "multiply_keys",
+    "multiply_tile", "prepare_products", "read_state_output",
+]  # fmt: skip
 
 LEAST_PLACES = 16
 """Least tile of buffered entries. On an H200 with Triton 3.6, tiles of 2, 4 and 8 gave wrong outputs at every step that
 found entries, 16 and more right ones (tests/gpu compares every L); which operation goes wrong was not found out."""
 
 
-PTX = tl.constexpr(not INTERPRETED)
-
-
 @triton.jit
-def load_buffered(p, h, base, places, n, ROW: tl.constexpr, RING: tl.constexpr, BL: tl.constexpr, BN: tl.constexpr):
-    """Entries 0 … h−1 of a buffer, of each the first n elements, ROW apart: [BL, BN] as stored, else 0.
+def load_buffered(
+    p, h, base, places, n,
+    ROW: tl.constexpr, RING: tl.constexpr, BL: tl.constexpr, BN: tl.constexpr,
+    WIDTH: tl.constexpr = 8, NEWEST: tl.constexpr = False,
+):  # fmt: skip
+    """Entries 0 … h−1 of a buffer (NEWEST: h−1 … 0), of each the first n elements, ROW apart: [BL, BN], else 0.
 
-    Loaded as [BL·BN/8, 8], whose lanes lie along an entry before they go from one entry to the next: a load of [BL, BN]
-    may have the shape of the state's tile and would then choose its layout.
+    Loaded as [BL·BN/WIDTH, WIDTH], whose lanes lie along an entry before they go from one entry to the next: a load of
+    [BL, BN] may have the shape of the state's tile and would then choose its layout. WIDTH: elements of a lane; with 4
+    a warp holds 128 elements of every entry, so that a sum over entries needs no other lane.
     """
-    o_r = tl.arange(0, BL * (BN // 8))
-    o_l = (o_r // (BN // 8))[:, None]
-    o_n = (o_r % (BN // 8) * 8)[:, None] + tl.arange(0, 8)[None, :]
-    p_b = p + find_place(o_l, base, places, RING) * ROW + o_n
+    o_r = tl.arange(0, BL * (BN // WIDTH))
+    o_l = (o_r // (BN // WIDTH))[:, None]
+    o_n = (o_r % (BN // WIDTH) * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
+    o_e = h - 1 - o_l if NEWEST else o_l
+    p_b = p + find_place(o_e, base, places, RING) * ROW + o_n
     b = tl.load(p_b, mask=(o_l < h) & (o_n < n), other=0.0)
     return tl.reshape(b, [BL, BN])
 
@@ -70,6 +75,19 @@ def load_decays(
 
 
 @triton.jit
+def load_channel_decays(
+    h, base, places, p_log_decay, b_g, DK: tl.constexpr, RING: tl.constexpr, BL: tl.constexpr, BK: tl.constexpr
+):
+    """P [BK] and w [BL, BK] of decays per channel, the newest entry first; rows at or beyond h of w are of no use.
+
+    Sums over later entries are running sums in this order, which a lane takes by itself; h is less than BL.
+    """
+    b_e = load_buffered(p_log_decay, h + 1, base, places, DK, DK, RING, BL, BK, 4, True)
+    b_e = tl.where((tl.arange(0, BL) == 0)[:, None], b_g[None, :], b_e)  # w of entry j has the decays after it
+    return tl.exp(tl.sum(b_e, axis=0)), tl.exp(tl.cumsum(b_e, axis=0))
+
+
+@triton.jit
 def load_keys(
     h, base, places, p_keys, p_betas,
     DK: tl.constexpr, RING: tl.constexpr, DELTA: tl.constexpr, NORMALISE: tl.constexpr,
@@ -93,11 +111,11 @@ def multiply_keys(
     DK: tl.constexpr, RING: tl.constexpr, CHANNELS: tl.constexpr, NORMALISE: tl.constexpr,
     BL: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Products k_j·k and k_j·q of the buffered keys, with CHANNELS of w_j ⊙ k_j: float32 [BL] each.
+    """Products k_j·k and k_j·q of the buffered keys, with CHANNELS of w_j ⊙ k_j, newest first: float32 [BL] each.
 
     Keys of 16 bits are multiplied on tensor cores, exactly, with k and q in three parts; their norms likewise.
     """
-    b_K = load_buffered(p_keys, h, base, places, DK, DK, RING, BL, BK)
+    b_K = load_buffered(p_keys, h, base, places, DK, DK, RING, BL, BK, 4 if CHANNELS else 8, CHANNELS)
     KIND: tl.constexpr = b_K.dtype
     if CHANNELS or KIND.primitive_bitwidth == 32:
         b_K = b_K.to(tl.float32)

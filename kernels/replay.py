@@ -11,16 +11,17 @@ import triton
 import triton.language as tl
 
 from driftgate.kernels.contract import Readout
+from driftgate.kernels.prefetch import prefetch_entries
 from driftgate.kernels.readout import (
-    PTX,
     load_buffered,
-    load_decays,
+    load_channel_decays,
     multiply_keys,
     multiply_tile,
     prepare_products,
     read_state_output,
 )
 from driftgate.kernels.step import (
+    PTX,
     find_head,
     find_place,
     finish_output,
@@ -160,6 +161,8 @@ def flush_kernel(
                 keys, values, log_decay, betas, corrections, slot, i_h, i_hv, places, H, HV, DK, DV, CHANNELS
             )
             b_S = load_tile(p_codes, p_blocks, p_rows, o_v, DV, DK, BV, BK, FORMAT)
+            p_added = p_values if EXACT_FOLD or not DELTA else p_corrections
+            prefetch_entries(p_keys, p_added, p_log_decay, p_betas, h, DK, DV, DELTA, CHANNELS, BV)
             b_S = fold_buffer(
                 b_S, h, first, places, p_keys, p_values, p_log_decay, p_betas, p_corrections, b_rate, o_v, o_k,
                 DV, DK, RING, DELTA, CHANNELS, NORMALISE, EXACT_FOLD, BV, BK,
@@ -217,12 +220,13 @@ def key_kernel(
     if CHANNELS:
         p_log_decay = log_decay + (slot * HV + i_head) * places * DK
         b_g = tl.load(g + i_out * DK + o_k, mask=o_k < DK, other=0.0)
-        b_P, b_w = load_decays(h, first, places, p_log_decay, p_log_decay, 0.0, b_g, DK, RING, True, True, BL, BK)
+        b_P, b_w = load_channel_decays(h, first, places, p_log_decay, b_g, DK, RING, BL, BK)
         tl.store(vectors + i_out * 2 * DK + o_k, b_k * b_P, mask=o_k < DK)
         tl.store(vectors + (i_out * 2 + 1) * DK + o_k, b_q * b_P, mask=o_k < DK)
     b_ck, b_cq = multiply_keys(h, first, places, p_keys, b_w, b_k, b_q, DK, RING, CHANNELS, NORMALISE, BL, BK)
-    tl.store(products + i_out * 2 * BL + o_l, b_ck)
-    tl.store(products + (i_out * 2 + 1) * BL + o_l, b_cq)
+    o_e = tl.where(o_l < h, h - 1 - o_l, o_l) if CHANNELS else o_l
+    tl.store(products + i_out * 2 * BL + o_e, b_ck)
+    tl.store(products + (i_out * 2 + 1) * BL + o_e, b_cq)
 
 
 @triton.jit

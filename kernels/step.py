@@ -19,14 +19,18 @@ import triton.language as tl
 
 from driftgate.quant.device import draw_words, round_trip_tile, store_tile
 
-__all__ = ["INTERPRETED", "find_head", "find_place", "finish_output", "fold_buffer", "load_log_decay", "load_vector"]
-__all__ += ["multiply_rows", "prepare_key", "store_states", "take_step"]
+__all__ = [
+    "INTERPRETED", "PTX", "find_head", "find_place", "finish_output", "fold_buffer", "load_log_decay", "load_vector",
+    "multiply_rows", "prepare_key", "store_states", "take_step",
+]  # fmt: skip
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 if INTERPRETED:
     from driftgate.kernels import interpreter
 
     interpreter.install()
+
+PTX = tl.constexpr(not INTERPRETED)
 
 
 @triton.jit

@@ -9,12 +9,10 @@ import textwrap
 from dataclasses import dataclass
 
 from driftgate.accuracy.records import RunData, VerdictRecord
-from driftgate.reports.tables import format_number, gates
+from driftgate.reports.numbers import format_number
+from driftgate.reports.open_checks import COUNTS_AS, gates
 
-__all__ = ["ACCEPTED", "CHECK_NOTES", "CheckNote", "explain_checks", "find_note"]
-
-ACCEPTED = "accepted:"
-"""Prefix of checks against the last accepted run."""
+__all__ = ["CHECK_NOTES", "CheckNote", "explain_checks", "find_note"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +113,13 @@ CHECK_NOTES: dict[str, CheckNote] = {
         figure="The figure of this run against the one of the last accepted run: worse than the far end of the "
         "accepted figure's 95 % interval fails. A figure without an interval is compared only where it was exactly 0.",
     ),
+    COUNTS_AS: CheckNote(
+        sense="",
+        unit="",
+        figure="What the policy makes of a run that is inconclusive: fail fails it; pass leaves "
+        "it inconclusive and makes the exit code 0, unless a check could have seen nothing (no bound, at_chance, "
+        "copy_not_read, equals_baseline, not_requantized, no_sensitivity). Without the rule the exit code is 3.",
+    ),
 }
 
 
@@ -131,15 +136,18 @@ def explain_checks(run: RunData, *, width: int = 80) -> list[str]:
         width: of lines, in characters.
     """
     blocks = []
-    rules = run.manifest.policy.get("checks", ())
-    for name in dict.fromkeys(v.check.partition(":")[0] for v in run.results.verdicts):
+    rules, of_run = run.manifest.policy.get("checks", ()), run.manifest.policy.get("inconclusive")
+    asked = [COUNTS_AS] if isinstance(of_run, dict) else []
+    for name in dict.fromkeys([*(v.check.partition(":")[0] for v in run.results.verdicts), *asked]):
         note = CHECK_NOTES.get(name)
         made = [v for v in run.results.verdicts if v.check.partition(":")[0] == name]
         lines = [name, *_wrap(note.figure if note else "", width)]
         for rule in rules if isinstance(rules, list | tuple) else ():
             if rule.get("check") == name:
                 lines += _wrap(_tell_rule(rule, note), width)
-        lines += _wrap(_tell_verdicts(run, made), width)
+        if name == COUNTS_AS and isinstance(of_run, dict):
+            lines += _wrap(f"an inconclusive run counts as: {of_run.get('counts_as')}: {of_run.get('reason')}", width)
+        lines += _wrap(_tell_verdicts(run, made) if made else "found: the run is not inconclusive", width)
         blocks.append("\n".join(lines))
     return blocks
 

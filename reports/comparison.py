@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from driftgate.accuracy.records import RunData
-from driftgate.reports.tables import format_number
+from driftgate.reports.numbers import format_kl, format_number, format_percent
 
 __all__ = ["Comparison", "FigureChange", "compare_lines", "compare_runs", "compare_tables", "comparison_document"]
 
@@ -27,6 +27,8 @@ _INTERVALS = {
     "ppl.ratio": ("ppl.ratio_ci_low", "ppl.ratio_ci_high"),
     "drift.slope": ("drift.slope_ci_low", "drift.slope_ci_high"),
 }
+MANY = 6
+"""Plans whose every figure a terminal can show; of more it shows the gist."""
 _NEVER_EQUAL = ("created", "timing.", "hashes.run/", "command")
 """Manifest entries that differ between any two runs."""
 
@@ -157,10 +159,16 @@ def _verdicts(run: RunData) -> dict[str, Any]:
 
 
 def compare_tables(found: Comparison) -> list[Table | str]:
-    """For a terminal of 80 columns: the figures that differ, plan by plan, then verdicts and manifests."""
+    """For a terminal of 80 columns: the figures that differ, plan by plan, then verdicts and manifests.
+
+    Of more than `MANY` plans there is a line each, and what lies outside an interval.
+    """
     parts: list[Table | str] = [*_block("run", found.run)]
-    for name, changes in found.plans.items():
-        parts += ["", *_block(name, changes)]
+    if len(found.plans) > MANY:
+        parts += ["", *_list_plans(found.plans)]
+    else:
+        for name, changes in found.plans.items():
+            parts += ["", *_block(name, changes)]
     for told, names in (("A", found.only_a), ("B", found.only_b)):
         if names:
             parts += ["", f"only in {told}: {', '.join(names)}"]
@@ -169,6 +177,23 @@ def compare_tables(found: Comparison) -> list[Table | str]:
     parts += [""]
     parts.append(_table("Manifest", found.manifest, numbers=False) if found.manifest else "the manifests say the same")
     return parts
+
+
+def _list_plans(plans: dict[str, list[FigureChange]]) -> list[Table | str]:
+    """A line a plan; where B lies outside an interval of A, the line says of which figures."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("Plan", overflow="fold")
+    for heading in ("KL A", "KL B", "Top A", "Top B"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("Outside A's interval", overflow="fold")
+    for name, changes in plans.items():
+        by_name = {change.name: change for change in changes}
+        kl, top = by_name["kl.mean"], by_name["same_top_p.value"]
+        cells = [*(format_kl(value) for value in (kl.a, kl.b)), *(format_percent(value) for value in (top.a, top.b))]
+        outside = ", ".join(change.name for change in changes if change.beyond) or "none"
+        table.add_row(escape(name), *cells, escape(outside))
+    told = ["  KL: mean, in nats; top: steps with the same top token", "  every figure of these plans is in --json"]
+    return [table, *told]
 
 
 def _block(name: str, changes: list[FigureChange]) -> list[Table | str]:

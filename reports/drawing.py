@@ -1,7 +1,8 @@
 """How figures look: one style for a plan in every figure, curves that show exact zeros, files written whole.
 
-Notable: figures are plain ``matplotlib.figure.Figure`` objects, no pyplot state. Ink, grid and paper have
-fixed colours, which `to_svg` turns into CSS variables, so that one drawing serves a light and a dark page.
+Notable: figures are plain ``matplotlib.figure.Figure`` objects, no pyplot state. Ink, grid and paper have fixed
+colours, which ``svg`` turns into CSS variables, so that one drawing serves a light and a dark page. Where a run has
+many plans, those of the same formats are a family: what follows the ``@`` is the colour, the family the mark.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
+from PIL import Image
 
 from driftgate.accuracy.records import RunData
 from driftgate.errors import InputError
 
 __all__ = [
     "COLOURS", "GRID", "INK", "LINES", "MARKERS", "MUTED", "PAPER", "STYLE", "NoDataError", "PlanStyle", "add_curve",
-    "add_legend", "count_positions", "escape_text", "find_backend", "plan_style", "start_figure", "to_svg",
-    "write_png",
+    "add_legend", "count_positions", "escape_text", "find_backend", "list_families", "list_variants", "plan_style",
+    "start_figure", "write_png",
 ]  # fmt: skip
 
 INK, MUTED, GRID, PAPER = "#1b1f23", "#66707a", "#d5dae1", "#fffffe"
@@ -59,23 +60,16 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.5,
     "lines.markersize": 4.5,
-    "svg.fonttype": "path",
 }
 """Applied with ``matplotlib.rc_context``; the user's own settings stay as they are."""
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's palette without black and yellow: told apart under every common colour blindness."""
-_VARIABLES = {
-    INK: "var(--ink)",
-    MUTED: "var(--muted)",
-    GRID: "var(--grid)",
-    PAPER: "var(--paper)",
-    COLOURS[0]: "var(--blue)",
-}
-"""Colours that a dark page replaces."""
 LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
+MANY = 8
+"""Curves that one panel can tell apart."""
 LONGEST = 60
 """Characters of a plan's name that a legend has room for."""
 
@@ -95,16 +89,41 @@ class PlanStyle:
 
 
 def plan_style(run: RunData, name: str) -> PlanStyle:
-    """Style of a plan by its place in the run; controls are labelled as such."""
-    index = list(run.results.plans).index(name)
+    """Style of a plan by its place in the run, or by family and variant; controls are labelled as such."""
+    families = list_families(run)
+    if families:
+        colour = list_variants(families).index(name.partition("@")[2])
+        shape = next(place for place, names in enumerate(families.values()) if name in names)
+    else:
+        colour = shape = list(run.results.plans).index(name)
     label = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
     label += " (control)" if run.results.plans[name].role == "control" else ""
     return PlanStyle(
         escape_text(label),
-        COLOURS[index % len(COLOURS)],
-        LINES[index % len(LINES)],
-        MARKERS[index % len(MARKERS)],
+        COLOURS[colour % len(COLOURS)],
+        LINES[shape % len(LINES)],
+        MARKERS[shape % len(MARKERS)],
     )
+
+
+def list_families(run: RunData) -> dict[str, list[str]]:
+    """Plans of the same formats and role, where there are too many plans for one panel and few formats; else empty.
+
+    Returns:
+        What stands before the ``@`` (with ``(control)``) to names of plans.
+    """
+    families: dict[str, list[str]] = {}
+    for name, plan in run.results.plans.items():
+        told = " (control)" if plan.role == "control" else ""
+        families.setdefault(name.partition("@")[0] + told, []).append(name)
+    fits = len(run.results.plans) > MANY and 1 < len(families) <= len(MARKERS)
+    return families if fits and len(list_variants(families)) <= len(COLOURS) else {}
+
+
+def list_variants(families: dict[str, list[str]]) -> list[str]:
+    """What follows the ``@`` in any plan, by length of the buffer."""
+    found = {name.partition("@")[2] for names in families.values() for name in names}
+    return sorted(found, key=lambda variant: (int((re.match(r"\d+", variant) or ["0"])[0]), variant))
 
 
 def find_backend(run: RunData, source: str) -> str:
@@ -183,7 +202,7 @@ def write_png(figure: Figure, path: Path) -> Path:
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
-        figure.savefig(temporary, format="png", metadata={"Software": None})
+        _save_small(figure, temporary)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
@@ -194,23 +213,10 @@ def write_png(figure: Figure, path: Path) -> Path:
     return path
 
 
-def to_svg(figure: Figure, *, key: str, description: str) -> str:
-    """A figure as an ``<svg>`` element in the colours of its page, with ids of its own, the same each time.
-
-    Args:
-        figure: what to draw.
-        key: prefix of every id; letters and hyphens.
-        description: read to people who do not see the picture; must hold no markup.
-    """
-    buffer = io.StringIO()
-    with rc_context({"svg.hashsalt": key, "svg.fonttype": "path"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg ") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="', f'id="{key}-', svg)
-    svg = re.sub(r'xlink:href="#', f'href="#{key}-', svg)
-    svg = svg.replace("url(#", f"url(#{key}-").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
-    for colour, variable in _VARIABLES.items():
-        svg = svg.replace(colour, variable)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+def _save_small(figure: Figure, path: str) -> None:
+    """Save with a palette of 256 colours: a third of the size, and no colour that anybody could tell apart is lost."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    with Image.open(buffer) as picture:
+        few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    few.save(path, format="png", optimize=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from driftgate.accuracy.records import RunData
 from driftgate.errors import InputError
 from driftgate.reports.markdown import write_open_checks, write_plan_table
-from driftgate.reports.tables import headline, list_open_checks
+from driftgate.reports.open_checks import counts_as_pass, headline, list_open_checks
 
 __all__ = ["SUMMARY_LIMIT", "append_summary", "list_annotations"]
 
@@ -63,6 +63,11 @@ def list_annotations(run: RunData, environment: Mapping[str, str]) -> list[str]:
     if environment.get("GITHUB_ACTIONS") != "true":
         return []
     commands: dict[str, list[str]] = {"error": [], "warning": []}
+    passed = counts_as_pass(run)
+    if passed is not None:
+        commands["warning"].append(
+            f"::warning title={_escape('driftgate inconclusive: exit code 0', inside=True)}::{_escape(passed)}"
+        )
     for record in list_open_checks(run):
         kind = _KINDS[record.verdict]
         title = _escape(f"driftgate {record.verdict}: {record.plan} {record.check}", inside=True)

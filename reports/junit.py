@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 
 from driftgate.accuracy.records import RunData, write_text
 from driftgate.reports.certificate import describe_case, tell_failure
-from driftgate.reports.tables import disagreement, format_number, gates, headline
+from driftgate.reports.numbers import format_number
+from driftgate.reports.open_checks import disagreement, gates, headline
 
 if TYPE_CHECKING:
     from driftgate.accuracy.records import BitwiseRecord, ToleranceRecord

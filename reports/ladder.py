@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 
 from driftgate.accuracy.records import RunData, ToleranceRecord
-from driftgate.reports.tables import NA, format_number, gates
+from driftgate.reports.numbers import NA, format_number
+from driftgate.reports.open_checks import gates
 
 __all__ = ["LADDER_HEADER", "LADDER_NOTE", "list_rungs"]
 

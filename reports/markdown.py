@@ -12,20 +12,11 @@ from pathlib import Path
 
 from driftgate.accuracy.records import PlanRecord, RunData, write_text
 from driftgate.reports.figures import caption, draw_all
+from driftgate.reports.numbers import NA, format_interval, format_number, format_percent, format_ratio
+from driftgate.reports.open_checks import counts_as_pass, disagreement, group_open_checks, headline
 from driftgate.reports.sections import list_sections
 from driftgate.reports.serving import describe_serving
-from driftgate.reports.tables import (
-    NA,
-    disagreement,
-    format_interval,
-    format_number,
-    format_percent,
-    format_ratio,
-    headline,
-    list_open_checks,
-    list_plan_notes,
-    plan_rows,
-)
+from driftgate.reports.tables import list_plan_notes, plan_rows
 
 __all__ = ["render", "write_kl_block", "write_open_checks", "write_plan_table"]
 
@@ -121,16 +112,15 @@ def write_plan_table(run: RunData) -> list[str]:
 
 
 def write_open_checks(run: RunData) -> list[str]:
-    """A line for each check of a candidate that did not pass, or one that says that all passed."""
-    open_checks, extra = list_open_checks(run), disagreement(run)
+    """A line for the checks of candidates that did not pass and say the same, or one that says that all passed."""
     lines = [
-        f"- **{record.verdict}** {_escape(record.plan)}, {_escape(record.check)}: "
-        f"value {format_number(record.value)}, limit {format_number(record.limit)}. {_escape(record.reason)}"
-        for record in open_checks
+        f"- **{found.verdict}** {_escape(found.plans)}: {_escape(found.checks)}: "
+        + (f"{found.numbers}. " if found.numbers else "")
+        + _escape(found.reason)
+        for found in group_open_checks(run)
     ]
-    if extra is not None:
-        return [_escape(extra), "", *lines]
-    return lines or ["Every check of every candidate passed."]
+    extra = [_escape(told) for told in (counts_as_pass(run), disagreement(run)) if told is not None]
+    return [*(line for told in extra for line in (told, "")), *lines] or ["Every check of every candidate passed."]
 
 
 def _write_serving(run: RunData) -> list[str]:

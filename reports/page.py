@@ -14,19 +14,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from driftgate.accuracy.records import RunData, write_text
-from driftgate.reports.drawing import to_svg
 from driftgate.reports.figures import caption, draw_all
 from driftgate.reports.markdown import BLOCK_NOTE, write_kl_block
+from driftgate.reports.numbers import format_number
+from driftgate.reports.open_checks import counts_as_pass, disagreement, group_open_checks, headline
 from driftgate.reports.sections import list_sections
 from driftgate.reports.serving import describe_serving
-from driftgate.reports.tables import (
-    disagreement,
-    format_number,
-    headline,
-    list_open_checks,
-    list_plan_notes,
-    plan_rows,
-)
+from driftgate.reports.svg import to_svg
+from driftgate.reports.tables import list_plan_notes, plan_rows
 
 __all__ = ["render"]
 
@@ -46,11 +41,8 @@ def render(run: RunData, out: Path) -> Path:
     text = _PAGES.get_template("report.html.jinja").render(
         verdict=run.results.verdict,
         headline=headline(run),
-        extra=disagreement(run),
-        open_checks=[
-            (r.verdict, r.plan, r.check, format_number(r.value), format_number(r.limit), r.reason)
-            for r in list_open_checks(run)
-        ],
+        extra=[told for told in (counts_as_pass(run), disagreement(run)) if told is not None],
+        open_checks=group_open_checks(run),
         facts=_list_facts(run),
         headings=list(rows[0].cells) if rows else [],
         rows=rows,
@@ -69,12 +61,12 @@ def render(run: RunData, out: Path) -> Path:
 def _embed_figures(run: RunData) -> list[dict[str, str]]:
     """Figures as the template reads them; the heading stands above, so the drawing goes without its title."""
     figures = []
-    for drawing in draw_all(run):
+    for number, drawing in enumerate(draw_all(run)):
         key, title = drawing.entry.name.replace("_", "-"), drawing.entry.title
         svg = ""
         if drawing.figure is not None:
             drawing.figure.suptitle("")
-            svg = Markup(to_svg(drawing.figure, key=key, description=title))
+            svg = Markup(to_svg(drawing.figure, key=f"f{number}", description=title))
         told = {"caption": caption(run, drawing.entry), "absent": drawing.absent}
         figures.append({"key": key, "title": title, "svg": svg, **told})
     return figures

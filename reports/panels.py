@@ -27,6 +27,8 @@ __all__ = [
 
 N_BINS = 24
 """Log-spaced bins of positions, as in the fit of the drift law."""
+FAR_BELOW = 1e3
+"""How far below every curve the noise floor may lie and still be drawn."""
 CHANCE = 0.25
 """The tasks that ship ask for one of four choices."""
 
@@ -111,14 +113,22 @@ def _bin_steps(steps: pd.DataFrame, column: str) -> Curve:
     return np.exp(means["place"]).tolist(), means["value"].tolist()
 
 
-def draw_noise_floor(axes: Axes, run: RunData) -> list[Line2D]:
-    """Draw a line at the noise floor and return its legend; a floor of exactly 0 is in the legend only."""
+def draw_noise_floor(panels: Sequence[Axes], run: RunData) -> list[Line2D]:
+    """Draw a line at the noise floor behind the curves of each panel and return its legend.
+
+    A floor of exactly 0, or one that would take most of the axis for itself, is in the legend only.
+    """
     floor = run.results.noise_floor.kl_mean
     if floor is None:
         return []
     if floor <= 0:
         return [Line2D([], [], linestyle="none", label="noise floor of FP32: exactly 0")]
-    axes.axhline(floor, color=MUTED, linestyle="--", linewidth=1)
+    shown = [np.asarray(line.get_ydata(), dtype=float) for axes in panels for line in axes.lines]
+    lowest = min((values[values > 0].min() for values in shown if (values > 0).any()), default=floor)
+    if floor * FAR_BELOW < lowest:
+        return [Line2D([], [], linestyle="none", label=f"noise floor of FP32: {floor:.1e}, far below")]
+    for axes in panels:
+        axes.axhline(floor, color=MUTED, linestyle="--", linewidth=1)
     return [Line2D([], [], color=MUTED, linestyle="--", linewidth=1, label=f"noise floor of FP32: {floor:.1e}")]
 
 
@@ -165,10 +175,14 @@ def draw_task(axes: Axes, run: RunData, task: str, names: Sequence[str]) -> None
     axes.axvline(100 * CHANCE, color=MUTED, linestyle=":", linewidth=1.4, zorder=1)
     axes.set_yticks(range(len(names)), [plan_style(run, name).label for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlim(min(places) - 2, max(places) + 2)
+    axes.set_xlim(max(min(places), 0) - 2, min(max(places), 100) + 2)  # an interval may reach beyond what can be
     axes.grid(False, axis="y")
-    items = " or ".join(dict.fromkeys(f"{record.n} items, {record.repeats} repeats" for record in records))
+    items = " or ".join(dict.fromkeys(f"{record.n} items, {_count_repeats(record.repeats)}" for record in records))
     axes.set_title(escape_text(f"{task} ({items})"), loc="left")
+
+
+def _count_repeats(number: int) -> str:
+    return "1 repeat" if number == 1 else f"{number} repeats"
 
 
 def draw_point(axes: Axes, run: RunData, name: str, place: float, *, ringed: bool) -> Line2D:

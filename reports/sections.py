@@ -11,7 +11,9 @@ from typing import Any
 
 from driftgate.accuracy.records import RunData
 from driftgate.reports.ladder import LADDER_HEADER, LADDER_NOTE, list_rungs
-from driftgate.reports.tables import CROSS_CHECK_NOTE, NA, check_rows, format_kl, format_number
+from driftgate.reports.letters import LETTERS_HEADER, list_letters, note_letters
+from driftgate.reports.numbers import NA, format_kl, format_number
+from driftgate.reports.tables import CROSS_CHECK_NOTE, check_rows
 
 __all__ = ["Section", "list_sections"]
 
@@ -48,7 +50,7 @@ class Section:
 def list_sections(run: RunData) -> list[Section]:
     """All tables after the figures; one without rows is left out, except where its absence is a finding."""
     sections = [_ladder(run), _checks(run), _bitwise(run), _backends(run), _noise_floor(run), _drift(run)]
-    return [*sections, _counters(run), *_free_running(run), _manifest(run)]
+    return [*sections, *_letters(run), _counters(run), *_free_running(run), _manifest(run)]
 
 
 def _ladder(run: RunData) -> Section:
@@ -144,6 +146,14 @@ def _drift(run: RunData) -> Section:
         "recurrence, and decides where there is one. Growing: the 95 % interval of the slope over the last half of the "
         "positions lies above 0.25, so that the KL doubles when the length grows 16-fold or sooner; saturating: only "
         "that over all positions (shown) does; flat: neither.",
+    )
+
+
+def _letters(run: RunData) -> list[Section]:
+    rows = list_letters(run)
+    title = "Letters of the answers"
+    return (
+        [Section(key="letters", title=title, header=LETTERS_HEADER, rows=rows, note=note_letters(run))] if rows else []
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from driftgate.accuracy.records import RunData
-from driftgate.reports.tables import plan_verdict
+from driftgate.reports.open_checks import plan_verdict
 
 __all__ = ["Serving", "describe_serving"]
 

@@ -1,49 +1,37 @@
-"""Numbers, rows and tables that every report shares: one place decides how a value is written.
+"""Rows and tables that every report shares, for the terminal and for pages.
 
-Notable: undefined numbers read ``n/a``; a KL of exactly 0 reads ``0`` and no other does. The verdict of a
-plan is the gravest of its checks in ``results.verdicts``; nothing here decides anew.
+Notable: numbers are written by ``numbers``, verdicts are told by ``open_checks``; nothing here decides anew.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from driftgate.accuracy.records import PlanRecord, Results, RunData, TaskRecord, VerdictRecord
+from driftgate.accuracy.records import PlanRecord, Results, RunData, TaskRecord
+from driftgate.reports.alike import group_alike, merge_numbers
+from driftgate.reports.numbers import (
+    NA,
+    format_interval,
+    format_kl,
+    format_number,
+    format_percent,
+    format_points,
+    format_ratio,
+)
+from driftgate.reports.open_checks import COUNTS_AS, gates, headline, list_open_checks, open_lines, plan_verdict
 
 __all__ = [
-    "CROSS_CHECK_NOTE",
-    "MARK_LEGEND",
-    "NA",
-    "Cell",
-    "PlanRow",
-    "check_rows",
-    "checks_table",
-    "disagreement",
-    "format_interval",
-    "format_kl",
-    "format_number",
-    "format_percent",
-    "format_points",
-    "format_ratio",
-    "gates",
-    "headline",
-    "list_open_checks",
-    "list_plan_notes",
-    "open_lines",
-    "plan_rows",
-    "plan_verdict",
-    "run_lines",
-    "summary_table",
+    "CROSS_CHECK_NOTE", "MARK_LEGEND", "NA", "Cell", "PlanRow", "check_rows", "checks_table", "format_interval",
+    "format_kl", "format_number", "format_percent", "format_points", "format_ratio", "headline", "list_open_checks",
+    "list_plan_notes", "open_lines", "plan_rows", "plan_verdict", "reference_line", "run_lines", "summary_table",
     "tasks_tables",
 ]  # fmt: skip
 
-NA = "n/a"
 FEW_STEPS = 100
 """Effective steps below which the interval of a mean KL is marked and cannot decide a pass."""
 MARK_LEGEND = f"†: KL grows with position, or fewer than {FEW_STEPS} effective steps: no interval of this mean decides"
@@ -52,50 +40,7 @@ CROSS_CHECK_NOTE = (
     "the next code, and the logits then differ by what that code is worth."
 )
 
-_GRAVITY = ("fail", "invalid", "inconclusive", "pass")
 _COLOURS = {"fail": "red", "invalid": "red", "inconclusive": "yellow", "pass": "green"}
-
-
-def format_kl(value: float | None) -> str:
-    """A KL in nats: three digits, scientific; exactly 0 reads ``0``."""
-    if value is None or not math.isfinite(value):
-        return NA
-    return "0" if value == 0 else f"{value:.2e}"
-
-
-def format_percent(fraction: float | None, *, digits: int = 2) -> str:
-    """A fraction as a percentage."""
-    return NA if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.{digits}f} %"
-
-
-def format_points(fraction: float | None) -> str:
-    """A signed difference of fractions in percentage points; the unit is in the heading."""
-    return NA if fraction is None or not math.isfinite(fraction) else f"{100 * fraction + 0.0:+.2f}"
-
-
-def format_ratio(value: float | None, *, digits: int = 5) -> str:
-    """A ratio near 1 with fixed digits, so that a small change stays visible."""
-    return NA if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
-
-
-def format_number(value: Any, *, digits: int = 4) -> str:
-    """Anything of a record as text: numbers to ``digits`` significant digits, null and non-finite as n/a."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return NA
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.{digits}g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(format_number(item, digits=digits) for item in value)
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={format_number(item, digits=digits)}" for key, item in value.items())
-    return str(value)
-
-
-def format_interval(low: str, high: str) -> str:
-    """Two written bounds as ``[low, high]``; n/a where neither is defined."""
-    return NA if low == high == NA else f"[{low}, {high}]"
 
 
 class Cell(NamedTuple):
@@ -125,49 +70,6 @@ class PlanRow:
     role: str
     verdict: str
     cells: dict[str, Cell]
-
-
-def gates(run: RunData, plan: str) -> bool:
-    """Whether the checks of this plan count: all but those of controls do."""
-    record = run.results.plans.get(plan)
-    return record is None or record.role == "candidate"
-
-
-def plan_verdict(run: RunData, plan: str) -> str:
-    """The gravest verdict of a plan's checks; ``control`` for a control, ``no check`` where there is none."""
-    if not gates(run, plan):
-        return "control"
-    found = {record.verdict for record in run.results.verdicts if record.plan == plan}
-    return next((verdict for verdict in _GRAVITY if verdict in found), "no check")
-
-
-def list_open_checks(run: RunData) -> list[VerdictRecord]:
-    """Checks that count and did not pass, the gravest first."""
-    found = [record for record in run.results.verdicts if gates(run, record.plan) and record.verdict != "pass"]
-    return sorted(found, key=lambda record: _GRAVITY.index(record.verdict))
-
-
-def disagreement(run: RunData) -> str | None:
-    """One sentence where the checks alone do not give the verdict of the run (A/A differs); else None."""
-    grave = {record.verdict for record in list_open_checks(run)}
-    of_checks = "fail" if "fail" in grave else "inconclusive" if grave else "pass"
-    if not run.results.verdicts:
-        return f"The run is {run.results.verdict}; no check was made."
-    if of_checks == run.results.verdict:
-        return None
-    unequal = sum(not record.equal for record in run.results.bitwise)
-    blind = [record.plan for record in run.results.verdicts if record.check == "sensitivity"]
-    cause = f"; {unequal} bit-exact cases differ" if unequal else ""
-    cause += f"; control {blind[0]} cannot be told from the baseline" if blind else ""
-    return f"The run is {run.results.verdict}; its checks alone would give {of_checks}{cause}."
-
-
-def headline(run: RunData) -> str:
-    """The verdict and its count of checks, in one line."""
-    counted = [record for record in run.results.verdicts if gates(run, record.plan)]
-    parts = [(verdict, sum(record.verdict == verdict for record in counted)) for verdict in _GRAVITY]
-    told = ", ".join(f"{count} {verdict}" for verdict, count in parts if count) or "none made"
-    return f"{run.results.verdict.upper()} (checks of candidates: {told})"
 
 
 def plan_rows(run: RunData) -> list[PlanRow]:
@@ -220,28 +122,32 @@ def _is_marked(plan: PlanRecord) -> bool:
 
 def list_plan_notes(run: RunData) -> list[str]:
     """What a reader of the plan table must know: marked intervals, steps left out, answers cut off."""
-    notes = []
-    for name, plan in run.results.plans.items():
-        kl = plan.kl
-        if _is_marked(plan) and plan.drift.law == "growing":
-            notes.append(f"† {name}: KL grows with position, so that no interval of its overall mean decides.")
-        elif _is_marked(plan):
-            notes.append(
-                f"† {name}: {format_number(kl.n_effective)} effective steps (below {FEW_STEPS}); "
-                "the interval cannot decide a pass."
-            )
-        if kl.n_nonfinite:
-            first = format_number(kl.first_nonfinite_step)
-            notes.append(f"{name}: KL of {kl.n_nonfinite} steps is not finite, the first at step {first}.")
-        if kl.n_negative:
-            notes.append(f"{name}: {kl.n_negative} steps have a KL below 0 by rounding.")
-        for task, record in plan.tasks.items():
-            if record.cap_hits or record.unparsed:
-                notes.append(
-                    f"{name}, {task}: {record.cap_hits} answers cut off at the token limit, "
-                    f"{record.unparsed} unparsed, of {record.n} items times {record.repeats}."
-                )
-    return notes
+    notes = [(name, *note) for name, plan in run.results.plans.items() for note in _note(plan)]
+    told = []
+    for alike in group_alike(notes, lambda note: "\n".join(note[1:])):
+        names, text = ", ".join(note[0] for note in alike), merge_numbers([note[2] for note in alike])
+        told.append(alike[0][1].format(names) + f": {text}")
+    return told
+
+
+def _note(plan: PlanRecord) -> list[tuple[str, str]]:
+    """Notes on one plan: whom they are about, with a place for its name, and what they say."""
+    kl, found = plan.kl, []
+    if _is_marked(plan) and plan.drift.law == "growing":
+        found.append(("† {}", "KL grows with position, so that no interval of its overall mean decides."))
+    elif _is_marked(plan):
+        few = f"{format_number(kl.n_effective)} effective steps (below {FEW_STEPS}); the interval cannot decide a pass."
+        found.append(("† {}", few))
+    if kl.n_nonfinite:
+        first = format_number(kl.first_nonfinite_step)
+        found.append(("{}", f"KL of {kl.n_nonfinite} steps is not finite, the first at step {first}."))
+    if kl.n_negative:
+        found.append(("{}", f"{kl.n_negative} steps have a KL below 0 by rounding."))
+    for task, record in plan.tasks.items():
+        if record.cap_hits or record.unparsed:
+            cut = f"{record.cap_hits} answers cut off at the token limit, {record.unparsed} unparsed"
+            found.append((f"{{}}, {task}", f"{cut}, of {record.n} items times {record.repeats}."))
+    return found
 
 
 def check_rows(run: RunData) -> list[list[str]]:
@@ -315,9 +221,9 @@ def run_lines(run: RunData) -> list[str]:
     results = run.results
     floor = results.noise_floor
     equal = sum(record.equal for record in results.bitwise)
-    passed = sum(record.verdict == "pass" for record in results.verdicts)
-    lines = [f"checks: {passed} of {len(results.verdicts)} pass (policy {run.manifest.policy.get('name', NA)})"]
-    lines += [f"  {v.verdict}: {v.plan} {v.check}: {v.reason}" for v in list_open_checks(run)]
+    made = [record.verdict for record in results.verdicts if record.check != COUNTS_AS]
+    lines = [f"checks: {made.count('pass')} of {len(made)} pass (policy {run.manifest.policy.get('name', NA)})"]
+    lines += [f"  {line}" for line in open_lines(run)]
     lines += [
         f"noise floor (FP32, another launch): mean KL {format_kl(floor.kl_mean)}, max {format_kl(floor.kl_max)}",
         f"bit-exact: {equal} of {len(results.bitwise)} cases equal, baseline against itself included",
@@ -362,10 +268,3 @@ def checks_table(run: RunData) -> Table:
         verdict = record.verdict if gating else f"{record.verdict} (control)"
         table.add_row(escape(cells[0]), escape(cells[1]), cells[2], cells[3], Text(verdict, style=style))
     return table
-
-
-def open_lines(run: RunData) -> list[str]:
-    """Below the checks: each that did not pass with its reason, and why the run is judged otherwise where it is."""
-    lines = [f"{v.verdict}: {v.plan} {v.check}: {v.reason}" for v in list_open_checks(run)]
-    extra = disagreement(run)
-    return lines if extra is None else [*lines, extra]

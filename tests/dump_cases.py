@@ -13,9 +13,12 @@ from safetensors.torch import save_file
 
 from driftgate.accuracy.dump import Dump, LayerDump, load_dump
 from driftgate.accuracy.plans import PrecisionPlan
-from driftgate.accuracy.replay_dump import replay_dump
+from driftgate.accuracy.replay_dump import Replay, replay_dump
 from driftgate.accuracy.step_data import draw_inputs
 from driftgate.kernels.contract import Backend, HeadShape, Recurrence
+
+LEAK_ROUNDING = 1e-4
+"""A state of 16 x 16 after n <= 8 steps: 2·n·(d_k + 8)·2^-24 of the greatest row's norm an element, 16 of it in all."""
 
 
 def draw_layer(
@@ -49,6 +52,11 @@ def draw_dump(recurrence: str, **options: Any) -> Dump:
 
 def parse(*texts: str) -> dict[str, PrecisionPlan]:
     return {str(plan): plan for plan in map(PrecisionPlan.parse, texts)}
+
+
+def measure(dump: Dump, *plans: str, **options: Any) -> Replay:
+    """A replay of plans by their texts."""
+    return replay_dump(dump, parse(*plans), **options)
 
 
 def change_file(

@@ -14,6 +14,7 @@ MODULES = (
     "quant.device",
     "quant.device_products",
     "kernels.step",
+    "kernels.prefetch",
     "kernels.readout",
     "kernels.launch",
     "kernels.replay",

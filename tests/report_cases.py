@@ -137,6 +137,21 @@ def make_run() -> rec.RunData:
 # fmt: on
 
 
+FORMATS = {"nvfp4": "control", "fp8": "control", "nvfp4/fp32": "candidate", "fp8/fp32": "candidate"}
+"""Formats of a run with many plans, and their role; as the suite ``drift`` has them."""
+
+
+def make_many() -> rec.RunData:
+    """A run of 18 plans: four pairs of formats, L of 4 to 32 and for controls of 1."""
+    run = make_run()
+    roles = {f"{name}@{length}": role for name, role in FORMATS.items() for length in (1, 4, 8, 16, 32)}
+    roles = {name: role for name, role in roles.items() if role == "control" or not name.endswith("@1")}
+    source = run.steps[run.steps["plan"] == SPLIT]
+    steps = [source.assign(plan=name, kl=source["kl"] * (1 + i / 9)) for i, name in enumerate(roles)]
+    plans = {name: run.results.plans[SPLIT].model_copy(update={"role": role}) for name, role in roles.items()}
+    return replace(with_results(run, plans=plans, verdicts=[]), steps=pd.concat(steps, ignore_index=True))
+
+
 def store_run(folder: Path) -> Path:
     """The run with all of its reports in a folder."""
     rec.save_run(folder, make_run())

@@ -279,6 +279,11 @@ def test_nothing_is_named_that_was_measured_or_is_above_the_budget(budget):
     assert advise(ALL, budget=budget, ablation=(alone(2, 1e-5), alone(0, 1e-3))).untested is None
 
 
+def test_a_mixed_plan_whose_one_low_layer_was_taken_alone_is_that_plan():
+    """It was measured: its other layers keep FP32 anyway."""
+    assert advise(ALL, budget=0.29, ablation=(alone(2, 1e-5),)).untested is None
+
+
 def test_a_layer_that_was_not_measured_is_not_counted_on():
     assert advise(ALL, budget=0.35, ablation=(alone(2, 1e-5, invalid="copy_not_read"),)).untested is None
 

@@ -120,9 +120,9 @@ MUTANTS = {
     ),
     "flush starts from the copy": Mutant(
         old="            b_S = load_tile(p_codes, p_blocks, p_rows, o_v, DV, DK, BV, BK, FORMAT)\n"
-        "            b_S = fold_buffer(",
+        "            p_added = p_values",
         new="            b_S = load_tile(p_copy_codes, p_copy_blocks, p_copy_rows, o_v, DV, DK, BV, BK, COPY_FORMAT)\n"
-        "            b_S = fold_buffer(",
+        "            p_added = p_values",
         invariants=("I3",),
         formats=["fp8", "nvfp4"],
         plans=["nvfp4/fp8@2"],

@@ -145,7 +145,7 @@ def test_training_chunks_equal_transformers() -> None:
     """Outputs and gradients of the training path against the chunked function that transformers ships (FP32)."""
     from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
 
-    from driftgate.evals.training.chunk import chunk_gated_delta_rule
+    from driftgate.evals.training.chunk_gdn import chunk_gated_delta_rule
 
     torch.manual_seed(0)
     shapes = [(2, 192, 4, 64)] * 3

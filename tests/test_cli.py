@@ -199,6 +199,20 @@ def test_the_bar_says_what_follows_its_last_step(capfd, monkeypatch, then):
     assert "cross-check" not in shown
 
 
+def test_no_full_bar_stands_beside_what_follows_it(capfd, monkeypatch):
+    """What follows is told by a line of its own with the time that it takes, even where steps were counted short."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with console.progress("decode", 2, True, then="cross-check and statistics") as advance:
+        advance(1)
+        assert "cross-check" not in capfd.readouterr().err
+        advance(1)
+        capfd.readouterr()
+        advance(1)
+    shown = capfd.readouterr().err
+    assert "cross-check and statistics" in shown and "0:00:0" in shown
+    assert "2/2" not in shown and "decode" not in shown
+
+
 OPTION = re.compile(r"(?<!var\()(?<![\w-])--[a-z][a-z-]*")  # var(--blue) is CSS
 
 

@@ -84,6 +84,24 @@ def test_a_run_equals_itself(call, two):
     assert call("compare", two[0], two[0], "--quiet") == (0, "", "")
 
 
+def test_of_many_plans_the_text_holds_a_line_each_in_eighty_columns(call, tmp_path):
+    others = tuple(f"{formats}@{length}" for formats in ("fp8/fp32", "nvfp4/fp8", "fp8") for length in (4, 8, 16))
+    folders = [store(tmp_path / name, make(mean, seed=i, others=others)) for i, (name, mean) in
+               enumerate((("a", 1e-3), ("b", 3e-3)))]  # fmt: skip
+    code, out, err = call("compare", *folders)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()[3:]
+    assert max(map(len, lines)) <= 80 and len(lines) < 60
+    for name in (PLAN, *others):
+        (line,) = [line for line in lines if line.startswith(f"{name} ") and "e-03" in line]
+        a, b = (f"{load_run(folder).results.plans[name].kl.mean:.2e}" for folder in folders)
+        assert line.split()[1:3] == [a, b]
+        assert "kl.mean" in line
+    assert "every figure of these plans is in --json" in out
+    document = json.loads(call("compare", *folders, "--json")[1])
+    assert len(document["plans"]) == 10 and "kl.p99" in document["plans"][PLAN]
+
+
 UNLIKE = {
     "suite": (lambda: make(1e-3, steps=128), "suite.steps"),
     "seed": (lambda: make(1e-3, seed_of_suite=7), "suite.seed_of_suite"),

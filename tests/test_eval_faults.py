@@ -27,7 +27,8 @@ hold are not listed: faults of kernels are in test_kernel_faults.py.
     test_metrics.py::test_large_bfloat16_logits_are_upcast_first, test_metrics.py::test_large_half_precision_logits
 12  lm-eval #3333, sglang #888: two BOS, or none
     test_gpqa.py::test_row_12_there_is_one_bos_where_there_is_any,
-    test_gpqa.py::test_row_12_an_embedded_checkpoint_is_asked_as_it_was_trained, test_lm_eval.py::test_bos_stands_once
+    test_gpqa.py::test_row_12_an_embedded_checkpoint_is_asked_as_it_was_trained,
+    test_lm_requests.py::test_bos_stands_once
 14  lighteval #1040, #1363: a limit that sticks in a cache, ids that collide
     test_question_file.py::test_row_14_a_file_that_changed_is_read_anew,
     test_question_file.py::test_row_14_one_id_twice_is_an_error_within_a_file_and_over_two,

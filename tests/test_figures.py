@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from itertools import combinations
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
+from PIL import Image
 from report_cases import (
     CONTROL,
     EXACT,
@@ -22,6 +24,7 @@ from report_cases import (
     SMALL,
     SPLIT,
     WEIRD,
+    make_many,
     make_run,
     only,
     with_results,
@@ -29,11 +32,17 @@ from report_cases import (
 
 from driftgate.accuracy import records as rec
 from driftgate.reports import figures, markdown, page
+from driftgate.reports.drawing import plan_style, write_png
 
 
 @pytest.fixture(scope="module")
 def run() -> rec.RunData:
     return make_run()
+
+
+@pytest.fixture(scope="module")
+def many() -> rec.RunData:
+    return make_many()
 
 
 def legend_texts(figure) -> list[str]:
@@ -53,7 +62,66 @@ def test_kl_against_position_draws_what_the_steps_hold(run: rec.RunData) -> None
     assert [below.xaxis.get_major_formatter()(x) for x in (1.0, 1024.0)] == ["1", "1024"], "positions are whole numbers"
     assert f"{EXACT}: exactly 0" in legend_texts(figure)
     assert any("(control)" in text and "slope 0.60" in text for text in legend_texts(figure))
-    assert [line for line in main.lines if set(line.get_ydata()) == {run.results.noise_floor.kl_mean}]
+
+
+@pytest.mark.parametrize(("floor", "drawn"), [(1e-8, True), (3.1e-10, False)])
+def test_a_noise_floor_that_would_take_most_of_the_axis_is_told_and_not_drawn(run: rec.RunData, floor, drawn) -> None:
+    near = with_results(run, noise_floor=rec.NoiseFloor(kl_mean=floor, kl_max=floor))
+    for draw in (figures.kl_against_position, figures.kl_by_window_offset):
+        figure = draw(near)
+        lines = [line for line in figure.axes[0].lines if set(line.get_ydata()) == {floor}]
+        assert bool(lines) == drawn
+        assert [text for text in legend_texts(figure) if f"noise floor of FP32: {floor:.1e}" in text]
+
+
+def test_many_plans_have_a_panel_for_each_pair_of_formats(many: rec.RunData) -> None:
+    titles = ["nvfp4 (control)", "fp8 (control)", "nvfp4/fp32", "fp8/fp32"]
+    for draw, below in ((figures.kl_against_position, 1), (figures.kl_by_window_offset, 0)):
+        figure = draw(many)
+        assert [axes.get_title(loc="left") for axes in figure.axes[:4]] == titles
+        assert len(figure.axes) == 4 + below
+        curves = [[line for line in axes.lines if len(line.get_xdata()) > 2] for axes in figure.axes[:4]]
+        assert [len(lines) for lines in curves] == [5, 5, 4, 4]
+        colours = [{to_hex(line.get_color()) for line in lines} for lines in curves]
+        assert [len(found) for found in colours] == [5, 5, 4, 4], "a colour for each length"
+        assert colours[2] == colours[3] < colours[0] == colours[1], "the same in every panel"
+        assert legend_texts(figure)[:5] == ["@1", "@4", "@8", "@16", "@32"]
+        assert len({axes.get_ylim() for axes in figure.axes[:4]}) == 1
+
+
+def test_a_plan_that_is_exact_among_many_is_told_in_its_panel(many: rec.RunData) -> None:
+    steps = many.steps.copy()
+    steps.loc[steps["plan"] == "fp8/fp32@8", "kl"] = 0.0
+    plans = {name: plan.model_copy(deep=True) for name, plan in many.results.plans.items()}
+    plans["fp8/fp32@8"].drift.by_window_offset.clear()
+    figure = figures.kl_against_position(replace(with_results(many, plans=plans), steps=steps))
+    assert figure.axes[3].get_title(loc="left") == "fp8/fp32; exactly 0: @8"
+
+
+def test_many_plans_differ_in_colour_or_mark(many: rec.RunData) -> None:
+    looks = [plan_style(many, name) for name in many.results.plans]
+    assert len({(look.colour, look.marker) for look in looks}) == len(looks) == 18
+
+
+def test_an_accuracy_has_no_axis_beyond_what_can_be(run: rec.RunData) -> None:
+    plan = run.results.plans[SPLIT].model_copy(deep=True)
+    for record in plan.tasks.values():
+        record.ci_low, record.ci_high, record.repeats = -0.9, 0.9, 1
+    recall = figures.task_accuracy(with_results(run, plans={SPLIT: plan})).axes[0]
+    low, high = recall.get_xlim()
+    assert low >= -3 and high <= 103
+    assert recall.get_title(loc="left") == "recall (200 items, 1 repeat)"
+
+
+def test_pictures_are_small_and_keep_their_colours(run: rec.RunData, tmp_path: Path) -> None:
+    figure, whole = figures.kl_against_position(run), io.BytesIO()
+    figure.savefig(whole, format="png")
+    small = write_png(figure, tmp_path / "small.png")
+    assert small.stat().st_size < len(whole.getvalue()) / 2
+    before, after = (np.asarray(Image.open(place).convert("RGB")).astype(int) for place in (whole, small))
+    change = np.abs(before - after).max(axis=-1)
+    assert (change > 8).mean() < 0.005, "edges of marks, smoothed by other shades"
+    assert change.mean() < 0.1
 
 
 def test_plans_differ_in_colour_and_in_line_style(run: rec.RunData) -> None:
@@ -161,8 +229,10 @@ def test_the_tolerance_ladder_shows_multiples_of_the_bound_and_tells_the_rest(ru
         figures.tolerance_ladder(with_results(run, tolerance=[]))
 
 
+@pytest.mark.parametrize("plans", ["few", "many"])
 @pytest.mark.parametrize("entry", figures.FIGURES, ids=lambda entry: entry.name)
-def test_labels_are_whole_apart_and_defined(run: rec.RunData, entry: figures.FigureEntry, monkeypatch) -> None:
+def test_labels_are_whole_apart_and_defined(run, many, entry: figures.FigureEntry, plans: str, monkeypatch) -> None:
+    run = {"few": run, "many": many}[plans]
     drawn = []
     original = Text.draw
 

@@ -247,11 +247,118 @@ def test_an_accepted_run_of_something_else_is_exit_code_4(call, tmp_path, change
         assert is_one_line(err) and told in err
 
 
-def test_a_run_that_fails_is_not_accepted(call, stored, tmp_path):
-    for verdict in ("pass", "inconclusive", "fail"):
-        policy, out = write_policy(tmp_path, limits(stored)[verdict]), tmp_path / f"{verdict}.json"
-        call("gate", stored, "--policy", policy, "--write-baseline", out, "--quiet")
-        assert out.exists() == (verdict != "fail")
+ACCEPTED = {
+    "pass": "",
+    "inconclusive": "holds an INCONCLUSIVE run (open checks: 1 of 1)",
+    "fail": "is not written: fail",
+}
+
+
+@pytest.mark.parametrize("verdict", ACCEPTED)
+@pytest.mark.parametrize("flags", [(), ("--quiet",), ("--json",)])
+def test_a_run_that_fails_is_not_accepted_and_an_open_one_not_without_a_word(call, stored, tmp_path, verdict, flags):
+    policy, out = write_policy(tmp_path, limits(stored)[verdict]), tmp_path / "accepted.json"
+    code, _, err = call("gate", stored, "--policy", policy, "--write-baseline", out, *flags)
+    assert code == {"pass": 0, "inconclusive": 3, "fail": 1}[verdict]
+    assert out.exists() == (verdict != "fail")
+    assert ACCEPTED[verdict] in err and (is_one_line(err) or (verdict, err) == ("pass", ""))
+
+
+@pytest.mark.parametrize("kind", ["fail", "invalid", "not finite", "baseline differs from itself"])
+def test_a_run_that_is_not_accepted_leaves_the_file_as_it_is(call, tmp_path, kind):
+    folder, policy, code = store_kind(tmp_path / "run", kind)
+    (tmp_path / "accepted.json").write_text("the last one")
+    found, _, err = call("gate", folder, "--policy", policy, "--write-baseline", tmp_path / "accepted.json", "--quiet")
+    assert found == code
+    assert is_one_line(err) and "is not written" in err and "left as it is" in err
+    assert (tmp_path / "accepted.json").read_text() == "the last one"
+
+
+def write_rule(policy: Path, counts_as: str) -> None:
+    """Let a policy say what an inconclusive run counts as."""
+    rule = {"counts_as": counts_as, "reason": "the night decides"}
+    policy.write_text(yaml.safe_dump({**yaml.safe_load(policy.read_text()), "inconclusive": rule}))
+
+
+@pytest.mark.parametrize("flags", [(), ("--quiet",), ("--json",)])
+def test_a_pass_by_the_policy_is_exit_code_0_and_said_aloud(call, stored, tmp_path, flags):
+    policy = write_policy(tmp_path, limits(stored)["inconclusive"])
+    write_rule(policy, "pass")
+    code, out, err = call("gate", stored, "--policy", policy, "--junit", "out.xml", *flags)
+    assert code == 0
+    assert is_one_line(err) and "exit code 0 for an INCONCLUSIVE run" in err and "the night decides" in err
+    assert junit_verdict(Path("out.xml")) == "inconclusive", "no test of it has passed"
+    if flags == ("--json",):
+        assert json.loads(out)["verdict"] == "inconclusive"
+    else:
+        assert ("verdict: inconclusive" in out and "counts as a pass" in out) == (flags == ())
+
+
+def test_a_pass_by_the_policy_is_a_warning_and_in_the_step_summary(call, monkeypatch, stored, tmp_path):
+    policy = write_policy(tmp_path, limits(stored)["inconclusive"])
+    write_rule(policy, "pass")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    code, _, err = call("gate", stored, "--policy", policy, "--quiet")
+    assert code == 0
+    assert err.startswith("::warning title=driftgate inconclusive%3A exit code 0::1 check is inconclusive")
+    assert "counts as a pass: the night decides" in (tmp_path / "summary.md").read_text()
+
+
+@pytest.mark.parametrize("kind", ["invalid", "blind control", "controls alone", "no invariant"])
+def test_a_run_that_could_have_seen_nothing_is_not_let_pass(call, tmp_path, kind):
+    folder, policy, code = store_kind(tmp_path / "run", kind)
+    write_rule(policy, "pass")
+    found, out, err = call("gate", folder, "--policy", policy)
+    assert (found, err) == (code, "") == (3, "")
+    assert "could have seen nothing" in out and "verdict: inconclusive" in out
+
+
+@pytest.mark.parametrize("kind", ["inconclusive", "invalid", "blind control", "controls alone"])
+def test_an_open_run_fails_by_the_policy_in_every_output(call, tmp_path, kind):
+    folder, policy, _ = store_kind(tmp_path / "run", kind)
+    write_rule(policy, "fail")
+    code, out, err = call("gate", folder, "--policy", policy, "--json", "--junit", "out.xml")
+    assert (code, err, json.loads(out)["verdict"]) == (1, "", "fail")
+    assert junit_verdict(Path("out.xml")) == "fail"
+
+
+@pytest.mark.parametrize("kind", ["pass", "fail"])
+@pytest.mark.parametrize("counts_as", ["pass", "fail"])
+def test_a_decided_run_is_not_touched_by_the_rule(call, tmp_path, kind, counts_as):
+    folder, policy, code = store_kind(tmp_path / "run", kind)
+    write_rule(policy, counts_as)
+    found, out, err = call("gate", folder, "--policy", policy, "--explain")
+    assert (found, err) == (code, "")
+    assert f"an inconclusive run counts as: {counts_as}: the night decides" in out
+    assert "found: the run is not inconclusive" in out
+
+
+def test_a_plan_that_is_gone_is_not_let_pass_by_the_policy(call, tmp_path):
+    """The rule is applied after the comparison with the accepted run, once."""
+    policy, accepted = accepted_file(call, tmp_path, CANDIDATE)
+    write_rule(policy, "pass")
+    (tmp_path / "new").mkdir()
+    save_run(tmp_path / "new", cases.make_run({"fp8/fp32@4": cases.Measured(kl=kl(1e-3))}))
+    code, out, _ = call("gate", tmp_path / "new", "--policy", policy, "--baseline", accepted, "--json")
+    assert code == 3
+    (rule,) = [v for v in json.loads(out)["verdicts"] if v["check"] == "counts_as"]
+    assert rule["verdict"] == "inconclusive" and "accepted:plan" in rule["reason"]
+
+
+@pytest.mark.parametrize(("counts_as", "code", "says"), [("fail", 1, "counts as a fail"), ("pass", 3, "not answers")])
+def test_open_answers_may_fail_by_a_policy_and_never_pass(call, tmp_path, counts_as, code, says):
+    for name, wrong in (("base", 10), ("cand", 14)):
+        lines = [json.dumps({"item_id": f"q{i}", "correct": i >= wrong, "engine": name}) for i in range(200)]
+        Path(f"{name}.jsonl").write_text("\n".join(lines))
+    policy = tmp_path / "answers.yaml"
+    policy.write_text("checks: [{check: task_loss, margin: 2, reason: because}]")
+    flags = ("gate", "--samples", "base.jsonl", "cand.jsonl", "--policy", policy, "--quiet")
+    assert call(*flags) == (3, "", "")
+    write_rule(policy, counts_as)
+    found, out, err = call(*flags)
+    assert (found, out) == (code, "")
+    assert is_one_line(err) and says in err
 
 
 @pytest.mark.parametrize(
@@ -349,6 +456,7 @@ def test_samples_of_any_engine_are_gated_with_every_flag_of_theirs(call, monkeyp
         return 3
 
     monkeypatch.setattr(samples_command, "gate_samples", gate_samples)
+    Path("p.yaml").write_text("checks: [{check: bitwise, reason: because}]")
     flags = ("--margin", 2, "--metric", "acc", "--filter", "strict", "--policy", "p.yaml", "--json", "--quiet")
     assert call("gate", "--samples", "base", "cand", *flags) == (3, "", "")
     assert seen == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections import Counter
 from typing import Any
@@ -410,3 +411,15 @@ def test_four_items_on_the_embedded_checkpoint(tiny, tmp_path, mode):
     else:
         assert items["n_tokens"].between(1, 20).all() and items["mass"].isna().all()
         assert (items["capped"] == (items["n_tokens"] == 20)).all()
+
+
+def test_choices_that_read_the_same_are_counted_by_item(plain, tmp_path):
+    same = tmp_path / "q.jsonl"
+    rows = [
+        {"question": "One?", "options": ["a", "b", "c", "d"], "answer": "A"},
+        {"question": "Two?", "options": ["a", "a", "c", "d"], "answer": "C"},
+    ]
+    same.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    task = load_task("gpqa")
+    assert task.describe(ask(plain, data=str(same), repeats=3)) == {"equal_choices": 1}
+    assert task.describe(ask(plain)) == {}

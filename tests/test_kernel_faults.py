@@ -147,11 +147,19 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, dict[str, Any]]]]] = {
     ),
     "decays from running sums": (
         "return b_P, tl.exp(tl.cumsum(b_e, axis=0, reverse=True))",
-        "return b_P, b_P[None, :] * tl.exp(-tl.cumsum(b_past, axis=0)) if CHANNELS else b_P * "
-        "tl.exp(-tl.cumsum(b_past, axis=0))",
+        "return b_P, b_P * tl.exp(-tl.cumsum(b_past, axis=0))",
         [
-            *(("steep_decay", {"recurrence": r, "n_steps": 32, "options": {"length": 32}}) for r in EVERY),
-            *(("forgetting", {"recurrence": r, "options": {"length": 4}}) for r in DELTA),
+            *(("steep_decay", {"recurrence": r, "n_steps": 32, "options": {"length": 32}}) for r in ("gdn", "mamba2")),
+            ("forgetting", {"recurrence": "gdn", "options": {"length": 4}}),
+        ],
+    ),
+    "decays per channel from running sums": (
+        "return tl.exp(tl.sum(b_e, axis=0)), tl.exp(tl.cumsum(b_e, axis=0))",
+        "return tl.exp(tl.sum(b_e, axis=0)), tl.exp(tl.sum(b_e, axis=0))[None, :] * "
+        "tl.exp(tl.cumsum(b_e, axis=0) - tl.sum(b_e, axis=0)[None, :])",
+        [
+            ("steep_decay", {"recurrence": "kda", "n_steps": 32, "options": {"length": 32}}),
+            ("forgetting", {"recurrence": "kda", "options": {"length": 4}}),
         ],
     ),
     "epsilon beside the root": (

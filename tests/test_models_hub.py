@@ -7,36 +7,25 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hub_cases import COMMIT, NAME, fill_cache, use_cache
 from huggingface_hub import constants
 from huggingface_hub import errors as hub
 
 from driftgate.accuracy.hub import fetch_checkpoint, is_hub_id
 from driftgate.accuracy.models import load_model
 from driftgate.errors import InputError, UsageError
-from driftgate.find_models import find_model
+from driftgate.evals.find_models import find_model
 from driftgate.main_job import check
-
-NAME, COMMIT, OTHER = "owner/tiny-model", "0123456789abcdef" * 2 + "01234567", "f" * 40
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """An empty cache, offline, and another folder to stand in."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "hub"
+    return use_cache(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def cached(cache, tiny_checkpoint) -> Path:
-    """The snapshot of a checkpoint in the cache, as ``hf download`` leaves it."""
-    folder = cache / f"models--{NAME.replace('/', '--')}"
-    snapshot = Path(shutil.copytree(tiny_checkpoint, folder / "snapshots" / COMMIT))
-    (folder / "refs").mkdir()
-    (folder / "refs/main").write_text(COMMIT)
-    return snapshot
+    return fill_cache(cache, tiny_checkpoint)
 
 
 def refused(name: str) -> str:
@@ -77,6 +66,13 @@ def test_paths_are_no_hub_ids(cache, name):
     assert refused(name).startswith(f"model folder {name} does not exist")
 
 
+def test_a_path_object_is_no_hub_id(cached):
+    """``Path("./owner/name")`` has lost its point, and with it what tells it from a hub id."""
+    with pytest.raises(InputError, match=f"model folder {NAME} does not exist"):
+        find_model(Path(f"./{NAME}"))
+    assert find_model(cached) == cached
+
+
 def test_a_name_without_owner_stays_a_usage_error(cache):
     with pytest.raises(UsageError, match="unknown model 'tiny-gnd'; did you mean tiny-gdn"):
         find_model("tiny-gnd")
@@ -105,11 +101,37 @@ def test_a_model_that_is_not_covered_is_refused_before_its_weights_are_fetched(c
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     fetch_checkpoint(NAME)
-    assert ["*.safetensors" in patterns for patterns in asked] == [False, True]
+    assert ["model.safetensors" in patterns for patterns in asked] == [False, True]
     config = json.loads((cached / "config.json").read_text())
     (cached / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": config["vocab_size"]}))
     assert "covered: bamba, " in refused(NAME)
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("index", "wanted"),
+    [
+        (None, ["model.safetensors"]),
+        ('{"weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors", "c": "model-1.safetensors"}}',
+         ["model-1.safetensors", "model-2.safetensors"]),
+        ("{", ["*.safetensors"]),
+    ],
+)  # fmt: skip
+def test_only_the_weight_files_of_the_model_are_fetched(cached, monkeypatch, index, wanted):
+    """Some repositories hold the same weights twice, as consolidated.safetensors beside the shards."""
+    import huggingface_hub
+
+    asked = []
+
+    def download(repository, **options):
+        asked.append(options["allow_patterns"])
+        return str(cached)
+
+    if index is not None:
+        (cached / "model.safetensors.index.json").write_text(index)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    fetch_checkpoint(NAME)
+    assert [name for name in asked[1] if name.endswith(".safetensors")] == wanted
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from itertools import product
@@ -13,11 +14,13 @@ from report_cases import (
     SMALL,
     WEIRD,
     Page,
+    make_many,
     store_run,
 )
 
 from driftgate.accuracy import records as rec
-from driftgate.reports import figures, tables
+from driftgate.reports import figures, page, tables
+from driftgate.reports.svg import to_svg
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +74,32 @@ def test_the_plan_table_of_the_page_fits_1280_pixels(run: rec.RunData) -> None:
     ]
     assert len(columns) == 8
     assert names + sum(width + 16 for width in columns) <= 1214
+
+
+def test_a_drawing_keeps_its_numbers_and_loses_what_nobody_reads(run: rec.RunData) -> None:
+    """Labels are text as it was written; places are rounded; ids are those that something refers to, each once."""
+    figure = figures.kl_against_bytes(run)
+    figure.axes[0].set_title("0.123456 & <b> 1.000001")
+    plain = io.StringIO()
+    figure.savefig(plain, format="svg")
+    svg = to_svg(figure, key="f0", description="KL")
+    assert "0.123456 &amp; &lt;b&gt; 1.000001" in svg
+    assert len(svg) < len(plain.getvalue()) / 3
+    seen = Page(svg)
+    assert len(seen.ids) == len(set(seen.ids)) and set(seen.ids) == {a[1:] for a in seen.anchors} | clips(svg)
+    assert all(name.startswith("f0-") for name in seen.ids)
+    assert not re.search(r"<[^>]*\d\.\d{3}", svg), "no place finer than a hundredth of a point"
+    assert seen.tags.count("g") == svg.count("</g>")
+    assert to_svg(figure, key="f0", description="KL") == svg
+
+
+def clips(svg: str) -> set[str]:
+    return set(re.findall(r"url\(#([^)]+)\)", svg))
+
+
+def test_the_page_of_many_plans_is_small(tmp_path: Path) -> None:
+    written = page.render(make_many(), tmp_path)
+    assert written.stat().st_size < 500_000
 
 
 LOOKS = {"light": (1280, False), "dark": (1280, True), "narrow": (400, False), "narrow and dark": (400, True)}

@@ -10,7 +10,8 @@ from policy_cases import CONTROL, LIMITED, OTHER, PLAN, decided, loss, one, rule
 from run_cases import Measured, flipped, lognormal, make_items, make_run
 
 from driftgate.accuracy import records as rec
-from driftgate.accuracy.policy import decide, load_policy
+from driftgate.accuracy.policy import COUNTS_AS, Check, Policy, count_inconclusive, decide, load_policy
+from driftgate.accuracy.policy_file import Inconclusive
 from driftgate.accuracy.records import load_run, save_run
 
 
@@ -171,3 +172,97 @@ def test_an_error_outside_its_bound_fails_the_run(changes, verdict):
     found = next(v for v in decided(run, rule("bitwise")) if v.check == "tolerance")
     assert (found.verdict, found.limit) == (verdict, 1.0)
     assert (run.results.verdict == "fail") == (verdict == "fail")
+
+
+def counted(run: rec.RunData, kind: str, *checks) -> rec.RunData:
+    """The run under a policy that says what an inconclusive run counts as."""
+    decide(run, Policy(name="test", inconclusive=Inconclusive(counts_as=kind, reason="because"), checks=checks))
+    return run
+
+
+def open_run(**changes) -> rec.RunData:
+    """A run whose mean KL has its limit between its bounds, with a control that drifts."""
+    return make_run(
+        {PLAN: Measured(kl=lognormal(1e-3), **changes), CONTROL: Measured(kl=lognormal(0.1), role="control")}
+    )
+
+
+OPEN = float(lognormal(1e-3).mean())
+
+
+def told(run: rec.RunData) -> list[tuple[str, str]]:
+    return [(v.verdict, v.reason) for v in run.results.verdicts if v.check == COUNTS_AS]
+
+
+def test_an_open_run_stays_open_where_the_policy_lets_it_pass():
+    run = counted(open_run(), "pass", rule("kl_mean", OPEN))
+    assert run.results.verdict == "inconclusive"
+    assert told(run) == [("pass", "1 check is inconclusive, which this policy counts as a pass: because")]
+
+
+def test_an_open_run_fails_where_the_policy_says_so():
+    run = counted(open_run(), "fail", rule("kl_mean", OPEN), rule("same_top_p", 0.95))
+    assert run.results.verdict == "fail"
+    assert told(run) == [("fail", "2 checks are inconclusive, which this policy counts as a fail: because")]
+
+
+@pytest.mark.parametrize("kind", ["pass", "fail"])
+@pytest.mark.parametrize(("limit", "verdict"), [(2e-3, "pass"), (5e-4, "fail")])
+def test_a_run_that_is_decided_is_no_matter_of_the_rule(kind, limit, verdict):
+    run = counted(open_run(), kind, rule("kl_mean", limit))
+    assert (run.results.verdict, told(run)) == (verdict, [])
+
+
+def at_chance() -> rec.RunData:
+    return with_answers(0, 0, 40, right=10)
+
+
+def unread() -> rec.RunData:
+    return with_answers(2, 1, 40, right=30, low_precision_reads=0)
+
+
+def blind() -> rec.RunData:
+    control = Measured(kl=lognormal(2e-9), role="control")
+    return make_run({PLAN: Measured(kl=lognormal(1e-3)), CONTROL: control})
+
+
+SAW_NOTHING = {
+    "no low-precision state was read": (lambda: open_run(reads=0), (rule("kl_mean", 2e-3),), "copy_not_read"),
+    "nothing was quantized": (lambda: open_run(requantizations=0), (rule("kl_mean", 2e-3),), "not_requantized"),
+    "controls alone": (
+        lambda: make_run({CONTROL: Measured(kl=lognormal(0.1), role="control")}),
+        (rule("kl_mean", 2e-3),),
+        "no_candidates",
+    ),
+    "no step has a bound": (
+        lambda: make_run({PLAN: Measured(kl=lognormal(1e-3, shape=(1, 2)))}),
+        (rule("kl_mean", 2e-3),),
+        "kl_mean",
+    ),
+    "a misspelt plan": (open_run, (rule("kl_mean", OPEN), rule("kl_mean", 1.0, plans=("nvfp5*",))), "matched_nothing"),
+    "a blind control": (blind, (rule("same_top_p", 0.9),), "no_sensitivity"),
+    "no invariant": (
+        lambda: make_run({PLAN: Measured(kl=lognormal(1e-3))}, bitwise={}),
+        (Check(check="bitwise", reason="because"),),
+        "no invariant",
+    ),
+    "a baseline that guesses": (at_chance, (loss(10),), "at_chance"),
+    "answers that read no low-precision state": (unread, (loss(30),), "copy_not_read"),
+}
+
+
+@pytest.mark.parametrize("kind", SAW_NOTHING)
+def test_what_could_have_seen_nothing_is_never_let_pass(kind):
+    make, checks, says = SAW_NOTHING[kind]
+    run = counted(make(), "pass", *checks)
+    assert run.results.verdict == "inconclusive"
+    ((verdict, reason),) = told(run)
+    assert verdict == "inconclusive" and says in reason and "could have seen nothing" in reason
+    assert counted(make(), "fail", *checks).results.verdict == "fail"
+
+
+def test_a_run_that_is_decided_again_has_one_verdict_of_the_rule():
+    run = counted(counted(open_run(), "fail", rule("kl_mean", OPEN)), "pass", rule("kl_mean", OPEN))
+    assert [verdict for verdict, _ in told(run)] == ["pass"]
+    again = count_inconclusive(run.results.verdicts, Inconclusive(counts_as="pass", reason="because"))
+    assert again == run.results.verdicts

@@ -40,6 +40,22 @@ WRONG = {
     "empty file": ("", "expected a mapping"),
     "a list": ("- check: bitwise", "expected a mapping"),
     "a number as key": ("1: 2\nchecks: [{check: bitwise, reason: x}]", "1"),
+    "a word for inconclusive": (
+        "inconclusive: pass\nchecks: [{check: bitwise, reason: x}]",
+        "pass or fail, and a reason",
+    ),
+    "unknown outcome": (
+        "inconclusive: {counts_as: skip, reason: x}\nchecks: [{check: bitwise, reason: x}]",
+        "inconclusive.counts_as",
+    ),
+    "no reason of inconclusive": (
+        "inconclusive: {counts_as: pass}\nchecks: [{check: bitwise, reason: x}]",
+        "inconclusive.reason",
+    ),
+    "unknown key of inconclusive": (
+        "inconclusive: {counts_as: pass, reason: x, plans: [a]}\nchecks: [{check: bitwise, reason: x}]",
+        "inconclusive.plans",
+    ),
     "no YAML": ("checks: [", "no readable YAML"),
     "a tag of Python": ("checks: !!python/object/apply:os.getcwd []", "no readable YAML"),
 }
@@ -56,6 +72,17 @@ def test_a_wrong_policy_file_is_one_line_that_names_file_and_place(tmp_path, kin
     assert caught.value.exit_code == 4
     assert str(path) in message and says in message
     assert "\n" not in message
+
+
+def test_a_policy_says_what_an_inconclusive_run_counts_as(tmp_path):
+    path = tmp_path / "mine.yaml"
+    checks = "checks: [{check: bitwise, reason: x}]"
+    path.write_text(f"inconclusive: {{counts_as: fail, reason: nights are long}}\n{checks}")
+    rule = load_policy(path).inconclusive
+    assert (rule.counts_as, rule.reason) == ("fail", "nights are long")
+    path.write_text(checks)
+    assert load_policy(path).inconclusive is None
+    assert load_policy().inconclusive is None, "the bundled policies leave it open"
 
 
 def test_a_policy_file_that_is_missing_or_a_folder_is_named(tmp_path):

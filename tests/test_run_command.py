@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import run_cases as cases
 import torch
 from cli_cases import DAMAGES, INPUT, USAGE, call_program, damage, enter_empty_folder, is_one_line
 
@@ -228,3 +229,22 @@ def test_a_vocabulary_without_the_tokens_of_the_tasks_is_refused(call, tiny_chec
     assert (code, out) == (4, "")
     assert is_one_line(err) and "has 96 tokens" in err and "--task none" in err
     assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize(("counts_as", "code"), [(None, 3), ("pass", 0), ("fail", 1)])
+def test_a_run_ends_as_its_gate_does(call, monkeypatch, counts_as, code):
+    """A policy that says what an inconclusive run counts as holds for the run itself; a pass is said aloud."""
+    from driftgate import main_job
+    from driftgate.accuracy.policy import Check, Policy, decide
+
+    kl = cases.lognormal(1e-3)
+    data = cases.make_run({"nvfp4/fp32@4": cases.Measured(kl=kl)})
+    rule = None if counts_as is None else {"counts_as": counts_as, "reason": "the night decides"}
+    checks = (Check(check="kl_mean", limit=float(kl.mean()), reason="because"),)
+    decide(data, Policy(name="mine", inconclusive=rule, checks=checks))
+    prepared = SimpleNamespace(experiment=SimpleNamespace(n_steps=1), out=Path(), execute=lambda _advance: data)
+    monkeypatch.setattr(main_job, "prepare", lambda *_, **__: prepared)
+    found, out, err = call("run", "--quiet")
+    assert (found, out) == (code, "")
+    assert (is_one_line(err) and "the night decides" in err) if counts_as == "pass" else err == ""
+    assert ("counts as a" in call("run")[1]) == (counts_as is not None)

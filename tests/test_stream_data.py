@@ -61,6 +61,45 @@ def test_chats_go_through_the_template_and_have_one_bos(tmp_path, text):
     assert found == [(BOS, *b"<u>hi<a>")]
 
 
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([], "with one at the least"),
+        ("hi", "a list of role and content"),
+        ({"role": "u", "content": "hi"}, "a list of role and content"),
+        (["hi"], "every message to have a role and a content"),
+        ([{"content": "hi"}], "every message to have a role and a content"),
+        ([{"role": "u"}], "every message to have a role and a content"),
+        ([{"role": "u", "content": None}], "every message to have a role and a content"),
+    ],
+)
+def test_messages_that_are_none_are_one_line(tmp_path, messages, says):
+    """A template writes nothing for a role that is not there, and says nothing."""
+    tokenizer = load_tokenizer(find_checkpoint("tiny-gdn"))
+    tokenizer.chat_template = CHAT
+    chatty = ModelText(name="chatty", tokenizer=tokenizer, vocab_size=259)
+    with pytest.raises(DriftgateError, match=says) as caught:
+        read(tmp_path, chatty, lines({"messages": messages}), name="a.jsonl", n=1, length=99, generate=True)
+    assert caught.value.exit_code == 4
+
+
+def test_a_call_of_a_tool_needs_no_content(tmp_path):
+    tokenizer = load_tokenizer(find_checkpoint("tiny-gdn"))
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{% endfor %}"
+    chatty = ModelText(name="chatty", tokenizer=tokenizer, vocab_size=259)
+    row = {"messages": [{"role": "a", "content": None, "tool_calls": [{"type": "function"}]}]}
+    found = read(tmp_path, chatty, lines(row), name="a.ndjson", n=1, length=9, generate=True)
+    assert found == [tuple(b"<a>")]
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.txt", "abc" * 9), ("a.jsonl", lines({"text": "abcabc"}))])
+def test_a_token_that_the_model_has_no_row_for_is_named_before_it_is_loaded(tmp_path, text, name, content):
+    narrow = ModelText(name="narrow", tokenizer=text.tokenizer, vocab_size=99)
+    with pytest.raises(DriftgateError, match="the token 'c' with id 99, outside the 99 of narrow") as caught:
+        read(tmp_path, narrow, content, name=name, n=1)
+    assert caught.value.exit_code == 4
+
+
 def test_a_byte_order_mark_is_no_text_and_a_line_separator_ends_no_line(tmp_path, text):
     content = "\ufeff" + json.dumps({"text": "ab\u2028d"}, ensure_ascii=False) + "\n"
     found = read(tmp_path, text, content, name="a.JSONL", n=1, length=7)
@@ -85,6 +124,10 @@ def test_lines_that_are_short_are_left_for_the_baseline_to_go_on(tmp_path, text)
         ("a.jsonl", lines({"text": "a", "prompt": "b"}), {"n": 1}, r"one of messages, prompt, text", 4),
         ("a.jsonl", lines({"text": 3}), {"n": 1}, r"expected a text, got int", 4),
         ("a.jsonl", lines({"messages": []}), {"n": 1}, r"is a chat, and tiny-gdn has no chat template", 4),
+        ("a.jsonl", '{"text": "abc\\ud800"}', {"n": 1}, r"line 1 holds half a character \('\\ud800'\)", 4),
+        ("a.jsonl", "[" * 100_000, {"n": 1}, r"line 1 is no JSON", 4),
+        ("a.json", '[{"text": "abcdef"}]', {"n": 1}, r"a\.json: streams are read from a text or a JSONL file", 4),
+        ("a.txt", "abcdefghij", {"generate": True}, r"is a text, .* give --generate a JSONL file", 4),
     ],
 )
 def test_what_does_not_fit_is_one_line(tmp_path, text, name, content, sizes, says, code):

@@ -135,6 +135,8 @@ def test_a_task_listed_twice_is_refused(tmp_path):
         ("quick", {"plans": ["fp32@4", "fp32@4+exact"]}, "listed twice"),
         ("quick", {"plans": ["nvfp4@16"], "controls": ["nvfp4@16"]}, "listed twice"),
         ("quick", {"plans": ["baseline"]}, "baseline always runs"),
+        ("quick", {"plans": ["nvfp4/fp32@16+spec=2"]}, "a model decodes single tokens in a run"),
+        ("quick", {"controls": ["fp32@16"]}, "control fp32@16 keeps FP32 and cannot drift; take one below FP32"),
         ("quick", {"seed": -1}, "seed"),
         ("quick", {"sequences": 0}, "sequences"),
         ("quick", {"batch": 0}, "batch"),
@@ -165,6 +167,49 @@ def test_a_file_that_is_no_suite_is_named(tmp_path, text, says):
     with pytest.raises(InputError, match=says) as caught:
         load_suite(str(path))
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("plans: [{name: a, plan: fp32@4, layers: {0: fp8@4, 0: nvfp4@4}}]", "0 stands twice in one mapping"),
+        ("plans: [{name: a, plan: fp32@4, layers: {0: fp8@4, '0': nvfp4@4}}]", "0 stands twice in one mapping"),
+        ("plans: [{name: a, plan: fp32@4, layers: {010: fp8@4}}]", "010 would be read as another number"),
+        ("plans: [{plan: fp32@4}]\nsteps: 64\nsteps: 512", "steps stands twice"),
+        ("plans: [{plan: fp32@4}]\nsteps: 1:30", "1:30 would be read as another number"),
+        ("plans: [{plan: fp32@4}]\nseed: 2020-99-99", "no readable YAML"),
+        ("[" * 20_000, "no readable YAML"),
+    ],
+)
+def test_what_yaml_would_take_for_something_else_in_silence_is_refused(tmp_path, text, says):
+    """Plain YAML keeps the last of two keys, and reads 010 as eight."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=says) as caught:
+        load_suite(str(path))
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_merged_mappings_and_decimal_numbers_are_read(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("plans:\n  - &a {plan: fp8@4, role: control}\n  - {<<: *a, plan: nvfp4@4}\nsteps: 1_024\nseed: 0\n")
+    suite = load_suite(str(path))
+    assert [(e.plan, e.role) for e in suite.plans] == [("fp8@4", "control"), ("nvfp4@4", "control")]
+    assert (suite.steps, suite.seed) == (1024, 0)
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("nvfp4/fp32@4", "write a plan as a mapping, e.g. - plan: nvfp4/fp32@4"),
+        ({"name": "a", "plan": "fp32@4", "layers": [0, 2]}, "expected decoder-layer indices with a plan text each"),
+        ({"name": "a", "plan": "fp32@4", "layers": "0,2"}, "expected decoder-layer indices with a plan text each"),
+        ({"name": "a", "plan": "fp32@4", "layers": {0: None}}, "expected decoder-layer indices with a plan text each"),
+    ],
+)
+def test_a_plan_that_is_written_otherwise_is_told_how(tmp_path, entry, says):
+    with pytest.raises(InputError, match=says):
+        load_suite(write(tmp_path, plans=[entry]))
 
 
 def test_a_missing_file_a_folder_and_other_bytes_are_named(tmp_path):

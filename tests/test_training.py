@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import json
 import tarfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from driftgate.accuracy.models import load_model
+from driftgate.evals.checkpoints import list_checkpoints
 from driftgate.evals.tasks import scratchpad_text
-from driftgate.evals.tasks.streams import BOS, EOS
-from driftgate.evals.training import choose, jargon, orchestrate, train
-from driftgate.evals.training.candidate import Job, find_recipe
+from driftgate.evals.tasks.build import make_layout
+from driftgate.evals.tasks.streams import BOS, EOS, generate_streams
+from driftgate.evals.training import choose, export, jargon, orchestrate, train, train_tiny_gdn
+from driftgate.evals.training.candidate import Job, find_recipe, run_job
 from driftgate.evals.training.emulation import EmulatedPlan, decode_logits
-from driftgate.evals.training.families import FAMILIES, masks
+from driftgate.evals.training.families import FAMILIES, Start, masks
+from driftgate.evals.training.mixture import MixtureOptions, draw_streams
 from driftgate.evals.training.publish import publish
-from driftgate.evals.training.recipes import RECIPES, rate_at
-from driftgate.evals.training.rows import SHARES, Kind, RowOptions, draw_batch, draw_length, mark_item
+from driftgate.evals.training.recipes import RECIPES, noise_at, rate_at
+from driftgate.evals.training.rows import SHARES, Kind, RowOptions, draw_batch, draw_length, draw_rows, mark_item
 from driftgate.evals.training.scores import ScoreOptions, _score_generated, score_decode
 from driftgate.evals.training.steps import Stepper
+from driftgate.evals.training.stream_scores import StreamScores
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 TEXT = np.frombuffer(b"The quick brown fox jumps over the lazy dog. " * 40, dtype=np.uint8)
+
+
+@dataclass
+class Value:
+    """Stands in for the shared progress."""
+
+    value: float
 
 
 def build(family: str) -> Any:
@@ -45,13 +58,14 @@ def family_of(model: Any) -> Any:
 def test_training_functions_are_the_model_and_are_taken_back(model: Any) -> None:
     family = family_of(model)
     module = __import__(family.module, fromlist=["x"])
-    originals = {name: getattr(module, name) for name in family.functions}
+    names = (family.recurrence, "causal_conv1d_fn")
+    originals = [getattr(module, name) for name in names]
     token_ids = torch.randint(0, 256, (2, 128), generator=torch.Generator().manual_seed(0))
     plain = model(token_ids, use_cache=False).logits
     with family.training_functions():
         trained = model(token_ids, attention_mask=masks(), use_cache=False).logits
     torch.testing.assert_close(trained, plain, rtol=1e-4, atol=1e-4)
-    assert {name: getattr(module, name) for name in family.functions} == originals
+    assert [getattr(module, name) for name in names] == originals
 
 
 def test_emulated_plans_start_from_the_model(model: Any) -> None:
@@ -103,6 +117,37 @@ def test_a_batch_gives_every_kind_its_share(length: int) -> None:
     assert (again.token_ids == batch.token_ids).all() and (other.token_ids != batch.token_ids).any()
 
 
+def test_streams_can_be_alone() -> None:
+    options = RowOptions(batch_tokens=4096)
+    mixed, alone = (
+        draw_batch(np.random.default_rng(0), seed=1, index=0, length=512, options=options, text=TEXT, alone=alone)
+        for alone in (False, True)
+    )
+    assert alone.token_ids.shape == mixed.token_ids.shape and (alone.token_ids[:, 0] == BOS).all()
+    assert set(np.unique(alone.kinds)) == {Kind.UNSCORED, Kind.STREAM, Kind.RECALL, Kind.TRACKING}
+    progress, options = Value(0.0), RowOptions(batch_tokens=1024, streams_alone=0.5)
+    rows = draw_rows(0, progress, seed=1, options=options)
+    assert Kind.STATE not in next(rows).kinds
+    progress.value = 0.5
+    assert Kind.STATE in next(rows).kinds
+
+
+def test_answers_have_their_share_of_the_first_mixture() -> None:
+    progress = Value(0.0)
+    batch = next(draw_streams(0, progress, seed=1, options=MixtureOptions(batch_tokens=1024, answer_share=0.3)))
+    asked = (batch.kinds == Kind.RECALL) | (batch.kinds == Kind.TRACKING)
+    assert asked.any() and batch.weights.sum() == pytest.approx(1.0, abs=1e-5)
+    assert batch.weights[asked].sum() == pytest.approx(0.3, abs=1e-5) and not batch.weights[:, 0].any()
+
+
+def test_a_step_size_leaves_the_decay_to_A() -> None:
+    start = Start(decay=(1e-6, 1e-2), step=0.3)
+    mixer = FAMILIES["gdn"].build(start).model.layers[1].linear_attn
+    step = torch.nn.functional.softplus(mixer.dt_bias)
+    torch.testing.assert_close(step, torch.full_like(step, 0.3))
+    torch.testing.assert_close((mixer.A_log.exp() * step)[[0, -1]], torch.tensor([1e-6, 1e-2]))
+
+
 def test_lengths_grow_with_progress() -> None:
     rng = np.random.default_rng(0)
     early, late = ({draw_length(rng, p, 4096) for _ in range(200)} for p in (0.0, 1.0))
@@ -143,16 +188,54 @@ def test_the_loss_falls_and_faulty_gradients_are_skipped(family: str) -> None:
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_noisy_reads_are_of_copies(family: str) -> None:
+    """The first chunk reads no state and stays; later ones differ by about the noise, in every draw another way."""
+    model, noise = build(family), torch.zeros(())
+    token_ids = torch.randint(0, 256, (2, 256), generator=torch.Generator().manual_seed(4))
+
+    def read(deviation: float) -> torch.Tensor:
+        noise.fill_(deviation)
+        with torch.no_grad():
+            return model(token_ids, attention_mask=masks(), use_cache=False).logits  # type: ignore[no-any-return]
+
+    with FAMILIES[family].training_functions():
+        plain = read(0.0)
+    with FAMILIES[family].training_functions(noise):
+        exact, little, much, again = read(0.0), read(1e-3), read(1e-1), read(1e-1)
+    torch.testing.assert_close(exact, plain, rtol=0, atol=0)
+    torch.testing.assert_close(much[:, :64], plain[:, :64], rtol=0, atol=1e-5)
+    gaps = [float((x - plain)[:, 64:].square().mean().sqrt()) for x in (little, much)]
+    assert 30 * gaps[0] < gaps[1] < 300 * gaps[0] and not torch.equal(much, again)
+
+
+def test_read_noise_is_over_after_a_step_and_changes_it() -> None:
+    options = RowOptions(batch_tokens=512)
+    batch = draw_batch(np.random.default_rng(0), seed=1, index=0, length=256, options=options, text=None)
+    left = []
+    for deviation in (0.0, 0.5):
+        model, noise = build("gdn").train(), torch.zeros(())
+        with FAMILIES["gdn"].training_functions(noise):
+            stepper = Stepper(model, device="cpu", graphs=False, weight_decay=0.0, read_noise=noise)
+            stepper.step(batch, 2e-3, deviation)
+        assert float(noise) == 0.0
+        left.append(model.model.layers[1].linear_attn.in_proj_qkv.weight.detach().clone())
+    assert not torch.equal(*left)
+
+
 def test_recipes_and_schedule() -> None:
     count = len(RECIPES["gdn"])
     assert find_recipe("gdn", 1) == RECIPES["gdn"][1]
     assert find_recipe("gdn", 1 + count).start.seed == RECIPES["gdn"][1].start.seed + 100
     assert rate_at(0.3) == 1.0 and rate_at(0.0) < 0.1 and rate_at(0.999) < 0.05
+    assert rate_at(0.52) == 1.0 > rate_at(0.52, flat_until=0.5)
+    assert [noise_at(progress) for progress in (0.0, 0.1, 0.3, 1.0)] == [0.0, 0.0, pytest.approx(1.0), 1.0]
 
 
-def plan_scores(tracking: float, scratchpad: float, recall: float = 0.9) -> dict[str, Any]:
+def plan_scores(tracking: float, scratchpad: float, recall: float = 0.9, kl: float = 0.0) -> dict[str, Any]:
     return {
-        "kl": 0.0,
+        "kl": kl,
+        "same_top": 1.0 - 10 * kl,
         "tracking": tracking,
         "recall": recall,
         "scratchpad": {"200": scratchpad},
@@ -162,15 +245,15 @@ def plan_scores(tracking: float, scratchpad: float, recall: float = 0.9) -> dict
     }
 
 
-def record_of(name: str, shared: float, *, zero: float = 0.25) -> dict[str, Any]:
+def record_of(name: str, shared: float, *, zero: float = 0.25, split_kl: float = 1e-3) -> dict[str, Any]:
     return {
         "name": name,
-        "scores": {"streams": {"4096": {"tracking": 0.9, "recall": 0.8}}},
+        "scores": {"streams": {"4096": {"tracking": 0.9, "recall": 0.8}}, "text_nats_per_byte": 1.4},
         "decode": {
             "plans": {
                 "baseline": plan_scores(0.95, 0.8),
-                "nvfp4@16": plan_scores(shared, 0.5),
-                "nvfp4/fp32@16": plan_scores(0.95, 0.8),
+                "nvfp4@16": plan_scores(shared, 0.5, kl=5e-2),
+                "nvfp4/fp32@16": plan_scores(0.95, 0.8, kl=split_kl),
                 "zero state": plan_scores(zero, 0.2),
             }
         },
@@ -185,6 +268,34 @@ def test_the_sharper_candidate_is_chosen_and_a_vacuous_one_is_last() -> None:
     assert all(choose.judge(sharp).values())
     assert not choose.judge(blunt)["sharp"] and not choose.judge(vacuous)["control"]
     assert not any(choose.judge(unmeasured).values())
+
+
+def test_plans_that_lie_apart_come_first() -> None:
+    near, far, noisy = (record_of("abc"[i], 0.6, split_kl=kl) for i, kl in enumerate((4e-3, 3e-3, 2e-2)))
+    assert [record["name"] for record in choose.rank([noisy, near, far])] == ["b", "a", "c"]
+    assert not choose.judge(near)["apart"] and not choose.judge(far)["apart"]
+    assert choose.judge(near)["same"] and not choose.judge(noisy)["same"]
+
+
+def test_streams_are_scored_position_by_position() -> None:
+    """A plan that is the baseline but for its answers: no KL, each wrong answer counts, nothing before all are in."""
+    streams = generate_streams(make_layout(128), seed=3, indices=range(4))
+    plans = [EmulatedPlan(name, "fp32", "fp32") for name in ("baseline", "same", "moved", "wrong")]
+    scores = StreamScores(streams, plans, "cpu")
+    ids = torch.from_numpy(streams.token_ids)
+    for position in range(1, 127):
+        assert position == 1 or "recall" not in scores.read()["baseline"]
+        logits = 9.0 * torch.nn.functional.one_hot(ids[:, position + 1], 264).float().repeat(4, 1, 1)
+        logits[2] += 5.0 * torch.randn(4, 264, generator=torch.Generator().manual_seed(position))
+        if position + 1 in streams.answer_positions:
+            logits[3] *= -1.0
+        scores.add(position, logits)
+    found = scores.read()
+    assert found["baseline"]["recall"] == found["same"]["recall"] == found["same"]["tracking"] == 1.0
+    assert found["same"]["kl"] == found["wrong"]["kl"] == 0.0 and found["same"]["same_top"] == 1.0
+    assert found["moved"]["kl"] > 0.1 and found["moved"]["same_top"] < 0.9
+    assert found["moved"]["kl"] == pytest.approx(np.mean(found["moved"]["kl_quarters"]), rel=0.2)
+    assert found["wrong"]["recall"] == found["wrong"]["tracking"] == 0.0
 
 
 def test_generated_answers_are_read() -> None:
@@ -240,9 +351,24 @@ def test_a_job_becomes_a_checkpoint_that_loads(tmp_path: Path) -> None:
     assert loaded.hashes["model.safetensors"] in card and "| zero state |" in card
 
 
-def test_broken_weights_are_not_published(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
+def test_a_candidate_can_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    number = next(i for i, recipe in enumerate(RECIPES["gdn"]) if recipe.continues)
+    run_job(replace(job(tmp_path, "gdn", graphs=False), number=number))
+    left = load_file(tmp_path / f"gdn-{number}.safetensors")
+    began = load_file(list_checkpoints()[RECIPES["gdn"][number].continues] / "model.safetensors")
+    gaps = [float((left[name] - began[name]).abs().max()) for name in began]
+    assert 0.0 < max(gaps) < 1e-3, "one step of the warm-up"
 
+
+def test_the_first_script_trains_and_its_weights_export(tmp_path: Path) -> None:
+    sizes = ["--batch-tokens", "256", "--workers", "1", "--score-sequences", "0", "--device", "cpu"]
+    assert not train_tiny_gdn.main(["--candidate", "widemix", "--steps", "2", "--out", str(tmp_path), *sizes])
+    assert json.loads((tmp_path / "widemix.json").read_text())["steps"] == 2
+    assert not export.main([str(tmp_path / "widemix.safetensors"), str(tmp_path / "folder")])
+    assert load_model(tmp_path / "folder", name="widemix", device="cpu").vocab_size == 264
+
+
+def test_broken_weights_are_not_published(tmp_path: Path) -> None:
     record = {"family": "mamba2", "name": "mamba2-1"}
     state = {name: value.detach().clone() for name, value in build("mamba2").state_dict().items()}
     state["model.layers.1.mixer.A_log"][0] = torch.nan

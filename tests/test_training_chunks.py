@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from driftgate.evals.training.chunk import chunk_gated_delta_rule
+from driftgate.evals.training.chunk_gdn import chunk_gated_delta_rule
 from driftgate.evals.training.chunk_kda import LOWEST, chunk_kimi_delta
 from driftgate.evals.training.chunk_mamba2 import chunk_selective_scan
 from driftgate.kernels.gdn import reference as gdn

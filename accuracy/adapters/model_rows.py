@@ -63,6 +63,11 @@ class ModelRows:
                 f"{self._family.name}: the installed transformers makes NaN of prompts of unequal lengths; decode "
                 "prompts of one length together, or install a later transformers"
             )
+        if bool(lost.any()):
+            raise InputError(
+                f"{self._family.name}: the model itself gives NaN or infinity after the prompt in "
+                f"{str(self._model.dtype).removeprefix('torch.')}; give --dtype bf16 or fp32, or another checkpoint"
+            )
         self.cache = next(out[name] for name in CACHE_NAMES if out.get(name) is not None)
         self.cache.reorder_cache(self._row_sequence)
         places = getattr(self.cache, "position_ids", None)  # [3, n, T]: Qwen4-Exp before 5.24 keeps them there

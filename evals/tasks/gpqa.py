@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from driftgate.evals.checkpoints import list_checkpoints
 from driftgate.evals.tasks.base import N_CHOICES, keyed_words
 from driftgate.evals.tasks.extraction import ParseReason, Reading, read_letter
 from driftgate.evals.tasks.item_task import ItemTask, Mode, ModelText, TaskOptions
-from driftgate.evals.tasks.question_file import LETTERS, Item, load_questions
+from driftgate.evals.tasks.question_file import EQUAL_CHOICES, LETTERS, Item, load_questions
 from driftgate.evals.tasks.wordings import Rendered, Wording, encode, find_letters, find_wording, own_bos, render
 
 if TYPE_CHECKING:
@@ -143,6 +143,11 @@ class GpqaTask(ItemTask):
             )
             for one, tokens in zip(asked, ids, strict=True)
         ]
+
+    def describe(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """How many items have two choices that read the same, where any has."""
+        equal = {prompt.item_id for prompt in prompts if EQUAL_CHOICES in prompt.detail.flags}
+        return {EQUAL_CHOICES: len(equal)} if equal else {}
 
     def score(
         self, prompts: Sequence[Prompt], answers: Mapping[str, Sequence[Decoded]], text: ModelText

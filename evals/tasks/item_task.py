@@ -124,6 +124,10 @@ class ItemTask(ABC):
         items = len({prompt.item_id for prompt in prompts})
         return items, 1, max(1, len(prompts) // max(1, items))
 
+    def describe(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """What the manifest says of these prompts beside their number and hash; no text of a question."""
+        return {}
+
     def measure_generation(
         self, prompts: Sequence[Prompt], answers: Mapping[str, Sequence[Decoded]]
     ) -> dict[str, dict[str, Any]]:

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import platform
 import time
 import traceback
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import save_file
 
 from driftgate.accuracy.adapters.hooks import quiet_transformers
+from driftgate.evals.checkpoints import list_checkpoints
 from driftgate.evals.training.families import FAMILIES
-from driftgate.evals.training.recipes import RECIPES, Recipe, rate_at
-from driftgate.evals.training.rows import RowOptions, stream_rows
+from driftgate.evals.training.loop import Budget, train
+from driftgate.evals.training.recipes import RECIPES, Recipe, noise_at, rate_at
+from driftgate.evals.training.rows import RowOptions, draw_rows
 from driftgate.evals.training.scores import ScoreOptions, score_decode, score_sequences
 from driftgate.evals.training.steps import Stepper
+from driftgate.evals.training.weights import load_weights, save_weights
 
-__all__ = ["Job", "find_recipe", "run_job"]
-
-REPORT_EVERY = 50  # steps
+__all__ = ["Job", "find_recipe", "read_versions", "run_job"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,21 +67,13 @@ def find_recipe(family: str, number: int) -> Recipe:
     return replace(recipe, start=replace(recipe.start, seed=recipe.start.seed + 100 * lap))
 
 
-def _save(model: Any, path: Path) -> None:
-    """Write the weights under another name first, so that a reader never sees half a file."""
-    state = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        state.pop("lm_head.weight", None)
-    save_file(state, path.with_suffix(".part"), metadata={"format": "pt"})
-    path.with_suffix(".part").replace(path)
-
-
 def _write(record: dict[str, Any], path: Path) -> None:
     path.with_suffix(".part.json").write_text(json.dumps(record))
     path.with_suffix(".part.json").replace(path)
 
 
-def _versions(device: str) -> dict[str, str]:
+def read_versions(device: str) -> dict[str, str]:
+    """What a training ran on, and the date."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -93,32 +84,22 @@ def _versions(device: str) -> dict[str, str]:
 
 
 def _train(job: Job, recipe: Recipe, stepper: Stepper, record: dict[str, Any]) -> None:
-    """Steps until the end; ``record`` is kept up to date and written with every report."""
-    progress = multiprocessing.get_context("spawn").Value("d", 0.0)
-    batches = stream_rows(seed=1000 + recipe.start.seed, options=job.rows, progress=progress)
-    with closing(batches):
-        batch = next(batches)
-        started = reported = time.time()
-        while True:
-            now = time.time()
-            if job.steps is not None:
-                done = record["steps"] / job.steps
-            else:
-                done = (now - started) / max(job.train_until - started, 1.0)
-            if done >= 1:
-                break
-            progress.value = done
-            stepper.step(batch, recipe.learning_rate * rate_at(done))
-            record["steps"] += 1
-            record["tokens"] += int(batch.token_ids.size)
-            record["seconds"] = round(time.time() - started, 1)
-            if record["steps"] % REPORT_EVERY == 0:
-                record["curve"].append({"step": record["steps"], "progress": round(done, 3)} | stepper.read_totals())
-                print(job.name, json.dumps(record["curve"][-1]), flush=True)
-            if now - reported > job.score_every:
-                reported = now
-                _report(job, stepper, record)
-            batch = next(batches)
+    """Steps until the end; ``record`` is written with every report, and once more after the last step."""
+
+    def report() -> None:
+        _report(job, stepper, record)
+
+    rows = replace(job.rows, streams_alone=recipe.streams_alone)
+    train(
+        stepper,
+        partial(draw_rows, seed=1000 + recipe.start.seed, options=rows),
+        record,
+        budget=Budget(steps=job.steps) if job.steps is not None else Budget(until=job.train_until),
+        rates=lambda done: (recipe.learning_rate * rate_at(done), recipe.read_noise * noise_at(done)),
+        report=report,
+        report_every=job.score_every,
+    )
+    report()
 
 
 def _report(job: Job, stepper: Stepper, record: dict[str, Any]) -> None:
@@ -128,7 +109,7 @@ def _report(job: Job, stepper: Stepper, record: dict[str, Any]) -> None:
         record["scores"] = score_sequences(stepper.model, job.scores, job.device) | {"step": record["steps"]}
         stepper.model.train()
         record["skipped_steps"] = stepper.skipped
-        _save(stepper.model, job.folder / f"{job.name}.safetensors")
+        save_weights(stepper.model, job.folder / f"{job.name}.safetensors")
     _write(record, job.folder / f"{job.name}.json")
     print(job.name, "scores", json.dumps(record["scores"]), flush=True)
 
@@ -147,23 +128,24 @@ def _run(job: Job) -> None:
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")
     recipe, family = find_recipe(job.family, job.number), FAMILIES[job.family]
-    model = family.build(recipe.start).to(job.device).train()
+    model = family.build(recipe.start)
+    if recipe.continues is not None:
+        load_weights(model, list_checkpoints()[recipe.continues] / "model.safetensors")
+    model.to(job.device).train()
     record: dict[str, Any] = {
         "family": job.family,
         "name": job.name,
         "recipe": asdict(recipe),
         "batch_tokens": job.rows.batch_tokens,
         "graphs": job.graphs,
-        "steps": 0,
-        "tokens": 0,
-        "seconds": 0.0,
-        "curve": [],
-        "versions": _versions(job.device),
+        "versions": read_versions(job.device),
     }
-    with family.training_functions():
-        stepper = Stepper(model, device=job.device, graphs=job.graphs, weight_decay=recipe.weight_decay)
+    noise = torch.zeros((), device=job.device) if recipe.read_noise else None
+    with family.training_functions(noise):
+        stepper = Stepper(
+            model, device=job.device, graphs=job.graphs, weight_decay=recipe.weight_decay, read_noise=noise
+        )
         _train(job, recipe, stepper, record)
-        _report(job, stepper, record)
     if job.device == "cuda":
         record["gpu_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
         torch.cuda.synchronize()

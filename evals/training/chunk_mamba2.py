@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from driftgate.evals.training.delta_rule import disturb
+
 __all__ = ["chunk_selective_scan"]
 
 CHUNK = 64
@@ -35,12 +37,14 @@ def chunk_selective_scan(
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     return_final_states: bool = False,
+    read_noise: Tensor | None = None,
     **_: object,
 ) -> Tensor:
     """Outputs y [B, T, H, P] float32 for x [B, T, H, P], dt [B, T, H], A [H], B and C [B, T, G, N], D and dt_bias [H].
 
     Takes the arguments of the function in transformers that it stands in for while training; it keeps no state, so a
     call with a state raises ValueError, and T must be a multiple of 64. ``chunk_size`` is of no effect on the values.
+    With ``read_noise`` each chunk reads a disturbed copy of the state before it.
     """
     if initial_states is not None or return_final_states:
         raise ValueError("the training path keeps no state: call the model with use_cache=False")
@@ -69,6 +73,7 @@ def chunk_selective_scan(
         before = F.pad(last.cumsum(-1), (1, 0))  # log decay from the start to each chunk's start
         carried = _decays(before)[..., :-1, 1:]
         states = (carried @ added.flatten(-2)).reshape(added.shape)
+        states = disturb(states, read_noise)
         outer = (c[:, :, None] @ states.transpose(-1, -2)) * total.exp()[..., None]
         y: Tensor = (inner + outer).movedim((1, 2), (3, 4)).reshape(batch, length, heads, width)
         return y if D is None else y + D.float()[:, None] * hidden_states.float()

@@ -1,4 +1,4 @@
-"""Write a trained candidate as a checkpoint folder in Hugging Face format.
+"""Write a trained candidate of ``train_tiny_gdn.py`` as a checkpoint folder in Hugging Face format.
 
 python -P -m driftgate.evals.training.export CANDIDATE.safetensors FOLDER
 """
@@ -6,43 +6,26 @@ python -P -m driftgate.evals.training.export CANDIDATE.safetensors FOLDER
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file
+from driftgate.evals.training.model import build_model
+from driftgate.evals.training.weights import load_weights, write_folder
 
-from driftgate.evals.training.model import build_model, save_tokenizer
-
-__all__ = ["export_checkpoint"]
+__all__ = ["main"]
 
 
-def export_checkpoint(weights: Path, folder: Path) -> None:
-    """Write config.json, generation_config.json, model.safetensors and the tokenizer files to ``folder``.
-
-    Raises ValueError when a weight is missing, unknown or not finite.
-    """
-    model = build_model(seed=0, initializer_range=0.06)
-    state = load_file(weights)
-    missing, unknown = model.load_state_dict(state, strict=False)
-    if unknown or set(missing) - {"lm_head.weight"}:
-        raise ValueError(f"{weights}: missing {missing}, unknown {unknown}")
-    broken = [name for name, value in state.items() if not torch.isfinite(value).all()]
-    if broken:
-        raise ValueError(f"{weights}: not finite: {broken}")
-    model.tie_weights()
-    model.generation_config.do_sample = True
-    model.save_pretrained(folder)
-    save_tokenizer(folder)
-
-
-def main() -> None:
-    """Parse the command line."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line and write the folder; weights that are missing, unknown or not finite are refused."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("weights", type=Path)
     parser.add_argument("folder", type=Path)
-    options = parser.parse_args()
-    export_checkpoint(options.weights, options.folder)
+    options = parser.parse_args(arguments)
+    model = build_model(seed=0, initializer_range=0.06)
+    load_weights(model, options.weights)
+    write_folder(model, options.folder)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import KimiLinearConfig, KimiLinearForCausalLM, NemotronHConfig, NemotronHForCausalLM
 
-from driftgate.evals.training.chunk import causal_convolve, chunk_gated_delta_rule
+from driftgate.evals.training.chunk_gdn import causal_convolve, chunk_gated_delta_rule
 from driftgate.evals.training.chunk_kda import chunk_kimi_delta
 from driftgate.evals.training.chunk_mamba2 import chunk_selective_scan
 from driftgate.evals.training.model import VOCAB_SIZE, build_model
@@ -41,6 +42,7 @@ class Start:
             embeddings; None leaves all at about 0.5. Of no effect in Mamba-2.
         deviation: standard deviation of the weight matrices.
         conv_deviation: standard deviation of the taps of the short convolutions; None for ``deviation``.
+        step: GDN alone: step size of every head; A then makes its decay, which the input can change less. None: A = 1.
         by_channel: KDA alone: the decays are spread over the channels of each head instead of over the heads.
     """
 
@@ -49,6 +51,7 @@ class Start:
     beta: tuple[float, float] | None = (0.01, 0.5)
     deviation: float = 0.06
     conv_deviation: float | None = None
+    step: float | None = None
     by_channel: bool = False
 
 
@@ -66,6 +69,13 @@ def _set_taps(model: nn.Module, start: Start) -> None:
             nn.init.normal_(module.weight, std=start.conv_deviation or start.deviation)
 
 
+def _set_step(mixer: Any, step: float, decay: tuple[float, float]) -> None:
+    """One step size for all heads; A makes their decays."""
+    heads = len(mixer.dt_bias)
+    mixer.dt_bias.copy_(_invert_softplus(torch.full((heads,), step)))
+    mixer.A_log.copy_(torch.log(_log_space(decay, heads) / step))
+
+
 def _set_write_strength(embedding: Tensor, projection: Tensor, start: Start) -> None:
     """One feature of the embeddings is constant, and the projection of beta [H, hidden] reads it."""
     if start.beta is not None:
@@ -76,9 +86,11 @@ def _set_write_strength(embedding: Tensor, projection: Tensor, start: Start) -> 
 def build_gdn(start: Start) -> Any:
     """``Qwen3_5ForCausalLM``: the architecture of model.py."""
     model = build_model(seed=start.seed, dt_range=start.decay, beta_range=start.beta, initializer_range=start.deviation)
-    if start.conv_deviation is not None:
-        with torch.no_grad():
+    with torch.no_grad():
+        if start.conv_deviation is not None:
             _set_taps(model, start)
+        for layer in model.model.layers[1:] if start.step is not None else []:
+            _set_step(layer.linear_attn, start.step, start.decay)
     return model
 
 
@@ -144,8 +156,7 @@ def build_mamba2(start: Start) -> Any:
         for layer in model.model.layers:
             if layer.block_type == "linear_attention":
                 mixer = layer.mixer
-                mixer.dt_bias.copy_(_invert_softplus(torch.full((mixer.num_heads,), 0.3)))
-                mixer.A_log.copy_(torch.log(_log_space(start.decay, mixer.num_heads) / 0.3))
+                _set_step(mixer, 0.3, start.decay)
     return model
 
 
@@ -157,22 +168,33 @@ class TrainedFamily:
         checkpoint: name of the folder that ships.
         title: what the card calls its layers.
         module: modeling module of transformers.
-        functions: globals of that module, and what replaces them while training.
+        recurrence: the global of that module that runs the recurrence over whole sequences.
+        chunked: what replaces it while training; takes ``read_noise`` besides its arguments.
         build: a freshly initialised model.
     """
 
     checkpoint: str
     title: str
     module: str
-    functions: Mapping[str, Callable[..., Any]]
+    recurrence: str
+    chunked: Callable[..., Any]
     build: Callable[[Start], Any]
 
     @contextmanager
-    def training_functions(self) -> Iterator[None]:
-        """Swap the slow functions for those with a cheap backward pass, and back."""
+    def training_functions(self, read_noise: Tensor | None = None) -> Iterator[None]:
+        """Swap the slow functions for those with a cheap backward pass, and back.
+
+        Args:
+            read_noise: float32 [] on the model's device, looked up at every call: the states are read through copies
+                whose entries are off by a normal share of themselves of this deviation, and carried on exactly.
+        """
         module = import_module(self.module)
-        originals = {name: getattr(module, name) for name in self.functions}
-        for name, function in self.functions.items():
+        functions = {
+            self.recurrence: partial(self.chunked, read_noise=read_noise),
+            "causal_conv1d_fn": causal_convolve,
+        }
+        originals = {name: getattr(module, name) for name in functions}
+        for name, function in functions.items():
             setattr(module, name, function)
         try:
             yield
@@ -186,21 +208,24 @@ FAMILIES = {
         checkpoint="tiny-gdn",
         title="Gated DeltaNet",
         module="transformers.models.qwen3_5.modeling_qwen3_5",
-        functions={"torch_chunk_gated_delta_rule": chunk_gated_delta_rule, "causal_conv1d_fn": causal_convolve},
+        recurrence="torch_chunk_gated_delta_rule",
+        chunked=chunk_gated_delta_rule,
         build=build_gdn,
     ),
     "mamba2": TrainedFamily(
         checkpoint="tiny-mamba2",
         title="Mamba-2",
         module="transformers.models.nemotron_h.modeling_nemotron_h",
-        functions={"mamba2_chunk_scan": chunk_selective_scan, "causal_conv1d_fn": causal_convolve},
+        recurrence="mamba2_chunk_scan",
+        chunked=chunk_selective_scan,
         build=build_mamba2,
     ),
     "kda": TrainedFamily(
         checkpoint="tiny-kda",
         title="Kimi Delta Attention",
         module="transformers.models.kimi_linear.modeling_kimi_linear",
-        functions={"chunk_kimi_delta_attention": chunk_kimi_delta, "causal_conv1d_fn": causal_convolve},
+        recurrence="chunk_kimi_delta_attention",
+        chunked=chunk_kimi_delta,
         build=build_kda,
     ),
 }

@@ -1,17 +1,17 @@
-"""What tiny-gdn is trained on: stream layouts drawn at random, short ones first, and the workers that make them."""
+"""What tiny-gdn is trained on: stream layouts drawn at random, short ones first."""
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Generator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from driftgate.evals.tasks.streams import StreamLayout, generate_streams
+from driftgate.evals.tasks.streams import StreamBatch, StreamLayout, generate_streams
+from driftgate.evals.training.rows import Kind, RowBatch
 
-__all__ = ["Batch", "MixtureOptions", "draw_layout", "stream_batches"]
+__all__ = ["MixtureOptions", "draw_layout", "draw_streams", "weigh_answers"]
 
 # Progress up to which the lengths are drawn, then the lengths themselves (multiples of the chunk size).
 CURRICULUM: tuple[tuple[float, tuple[int, ...]], ...] = (
@@ -27,23 +27,15 @@ CURRICULUM: tuple[tuple[float, tuple[int, ...]], ...] = (
 class MixtureOptions:
     """Knobs of the mixture.
 
-    Tokens a batch, shares of late and early groups, and the chance that a stream has
-    rewrites.
+    Tokens a batch, shares of late and early groups, the chance that a stream has rewrites, and the weight of the answer
+    tokens in the loss; the rest of it is spread over all other tokens.
     """
 
     batch_tokens: int = 24_576
     late_share: float = 0.4
     early_share: float = 0.2
     rewrite_chance: float = 0.4
-
-
-@dataclass(frozen=True)
-class Batch:
-    """token_ids [B, T], positions of answer tokens [Q] and whether each question [B, Q] is a tracking one."""
-
-    token_ids: Any
-    answer_positions: Any
-    is_tracking: Any
+    answer_share: float = 0.4
 
 
 def draw_layout(rng: np.random.Generator, progress: float, options: MixtureOptions) -> StreamLayout:
@@ -74,7 +66,19 @@ def draw_layout(rng: np.random.Generator, progress: float, options: MixtureOptio
             continue
 
 
-def _fill(queue: Any, seed: int, worker: int, progress: Any, options: MixtureOptions) -> None:
+def weigh_answers(streams: StreamBatch, answer_share: float) -> RowBatch:
+    """The streams as rows, in which the answers have this share of the loss together."""
+    n_rows, length = streams.token_ids.shape
+    kinds = np.full((n_rows, length), Kind.STREAM, dtype=np.uint8)
+    kinds[:, 0] = Kind.UNSCORED
+    kinds[:, streams.answer_positions] = np.where(streams.is_tracking, Kind.TRACKING, Kind.RECALL)
+    asked, other = (kinds == Kind.TRACKING) | (kinds == Kind.RECALL), kinds == Kind.STREAM
+    weights = asked * (answer_share / asked.sum()) + other * ((1.0 - answer_share) / other.sum())
+    return RowBatch(streams.token_ids.astype(np.int16), kinds, weights.astype(np.float32))
+
+
+def draw_streams(worker: int, progress: Any, *, seed: int, options: MixtureOptions) -> Iterator[RowBatch]:
+    """Endless batches of this worker; layouts follow ``progress``, a shared double from 0 to 1."""
     rng = np.random.default_rng([seed, worker])
     index = worker << 40
     while True:
@@ -82,22 +86,4 @@ def _fill(queue: Any, seed: int, worker: int, progress: Any, options: MixtureOpt
         size = int(np.clip(options.batch_tokens // layout.length, 1, 192))
         streams = generate_streams(layout, seed=seed, indices=range(index, index + size))
         index += size
-        queue.put((streams.token_ids.astype(np.int16), streams.answer_positions, streams.is_tracking))
-
-
-def stream_batches(
-    *, seed: int, options: MixtureOptions, progress: Any, n_workers: int = 2
-) -> Generator[Batch, None, None]:
-    """Endless batches from worker processes; ``progress`` is a shared double that the trainer moves from 0 to 1."""
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue(maxsize=3)
-    arguments = [(queue, seed, worker, progress, options) for worker in range(n_workers)]
-    workers = [context.Process(target=_fill, args=args, daemon=True) for args in arguments]
-    for worker in workers:
-        worker.start()
-    try:
-        while True:
-            yield Batch(*queue.get(timeout=120))
-    finally:
-        for worker in workers:
-            worker.terminate()
+        yield weigh_answers(streams, options.answer_share)

@@ -109,7 +109,7 @@ def _make_jobs(options: argparse.Namespace, work: Path, started: float) -> list[
             stream_lengths=((256, 2),), scratchpad_lengths=(40,), n_items=2, n_streams=2, stream_length=128,
             text=held_out, text_tokens=2046,
         )  # fmt: skip
-    numbers = range(options.candidates) if options.only is None else [options.only]
+    numbers = options.only or range(options.candidates)
     return [
         Job(
             family=family,

@@ -6,9 +6,7 @@ a kind, and every kind a fixed share of the loss, whatever number of its tokens 
 
 from __future__ import annotations
 
-import multiprocessing
-import queue
-from collections.abc import Generator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -21,7 +19,7 @@ import numpy.typing as npt
 from driftgate.evals.tasks import scratchpad_text
 from driftgate.evals.tasks.streams import BOS, EOS, StreamLayout, generate_streams
 
-__all__ = ["LENGTHS", "Kind", "RowBatch", "RowOptions", "draw_batch", "draw_length", "mark_item", "stream_rows"]
+__all__ = ["LENGTHS", "Kind", "RowBatch", "RowOptions", "draw_batch", "draw_length", "draw_rows", "mark_item"]
 
 LENGTHS: tuple[tuple[float, tuple[int, ...]], ...] = (
     (0.15, (256,)),
@@ -65,6 +63,8 @@ class RowOptions:
     Args:
         batch_tokens: rows times length.
         stream_share, scratchpad_share: of the rows; the rest is text. A batch has at least one row of each.
+        streams_alone: progress up to which there are streams alone, so that heads that tally learn it without the
+            need of the other rows to forget.
         text: file with the training text, or None for no text.
         longest: greatest length that is drawn.
     """
@@ -72,6 +72,7 @@ class RowOptions:
     batch_tokens: int = 16_384
     stream_share: float = 0.5
     scratchpad_share: float = 0.35
+    streams_alone: float = 0.0
     text: Path | None = None
     longest: int = 4096
 
@@ -172,19 +173,26 @@ def draw_batch(
     length: int,
     options: RowOptions,
     text: npt.NDArray[np.uint8] | None,
+    alone: bool = False,
 ) -> RowBatch:
-    """One batch of rows of this length; ``index`` is the first of a run of indices that no other batch has."""
+    """One batch of rows of this length; ``index`` is the first of a run of indices that no other batch has.
+
+    With ``alone`` all of them are streams; their number is the same.
+    """
     least_text = 0 if text is None else 1
     n_rows = max(options.batch_tokens // length, 2 + least_text)
     n_streams = min(max(1, round(n_rows * options.stream_share)), n_rows - 1 - least_text)
     n_scratchpads = max(1, round(n_rows * options.scratchpad_share))
     n_text = 0 if text is None else max(1, n_rows - n_streams - n_scratchpads)
+    if alone:
+        n_streams, n_text = n_rows, 0
     ids = np.zeros((n_rows, length), dtype=np.int16)
     kinds = np.zeros((n_rows, length), dtype=np.uint8)
     edge = n_rows - n_text
     _fill_streams(ids[:n_streams], kinds[:n_streams], rng, seed, index)
     _fill_scratchpads(ids[n_streams:edge], kinds[n_streams:edge], rng, seed, index)
-    if text is not None:
+    if n_text:
+        assert text is not None
         _fill_text(ids[edge:], kinds[edge:], rng, text)
     kinds[:, 0] = Kind.UNSCORED
     counts = np.bincount(kinds.ravel(), minlength=len(Kind))
@@ -192,38 +200,13 @@ def draw_batch(
     return RowBatch(ids, kinds, per_token[kinds])
 
 
-def _work(channel: Any, seed: int, worker: int, progress: Any, options: RowOptions) -> None:
-    """Draw batches until the process that asked for them is gone."""
+def draw_rows(worker: int, progress: Any, *, seed: int, options: RowOptions) -> Iterator[RowBatch]:
+    """Endless batches of this worker; lengths follow ``progress``, a shared double from 0 to 1."""
     rng = np.random.default_rng([seed, worker])
     text = None if options.text is None else np.frombuffer(options.text.read_bytes(), dtype=np.uint8)
-    index, parent = worker << 40, multiprocessing.parent_process()
+    index = worker << 40
     while True:
-        length = draw_length(rng, min(float(progress.value), 1.0), options.longest)
-        batch = draw_batch(rng, seed=seed, index=index, length=length, options=options, text=text)
+        done = min(float(progress.value), 1.0)
+        length, alone = draw_length(rng, done, options.longest), done < options.streams_alone
+        yield draw_batch(rng, seed=seed, index=index, length=length, options=options, text=text, alone=alone)
         index += options.batch_tokens
-        while True:
-            if parent is not None and not parent.is_alive():
-                return
-            try:
-                channel.put((batch.token_ids, batch.kinds, batch.weights), timeout=5)
-                break
-            except queue.Full:
-                continue
-
-
-def stream_rows(
-    *, seed: int, options: RowOptions, progress: Any, n_workers: int = 1
-) -> Generator[RowBatch, None, None]:
-    """Endless batches from worker processes; ``progress`` is a shared double that the trainer moves from 0 to 1."""
-    context = multiprocessing.get_context("spawn")
-    channel = context.Queue(maxsize=4)
-    arguments = [(channel, seed, worker, progress, options) for worker in range(n_workers)]
-    workers = [context.Process(target=_work, args=args, daemon=True) for args in arguments]
-    for worker in workers:
-        worker.start()
-    try:
-        while True:
-            yield RowBatch(*channel.get(timeout=120))
-    finally:
-        for worker in workers:
-            worker.terminate()

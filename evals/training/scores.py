@@ -20,6 +20,7 @@ from driftgate.evals.tasks.streams import BOS, EOS, SIGNS, generate_streams
 from driftgate.evals.training.emulation import PLANS, EmulatedPlan, decode_logits
 from driftgate.evals.training.families import masks
 from driftgate.evals.training.rows import Kind, mark_item
+from driftgate.evals.training.stream_scores import StreamScores
 
 __all__ = ["SCORED_PLANS", "ScoreOptions", "score_decode", "score_sequences"]
 
@@ -150,27 +151,16 @@ def score_decode(
     for row, item in enumerate(items, start=options.n_streams):
         fed[row, : 1 + len(item.prompt)] = torch.tensor([BOS, *item.prompt.encode()])
     tokens = torch.zeros(len(plans), *fed.shape, dtype=torch.long, device=device)
-    right, kl, position = [], torch.zeros(len(plans), device=device, dtype=torch.float64), 0
-    signs = torch.from_numpy(SIGNS).to(device)
     sampled = torch.zeros(len(fed), dtype=torch.bool, device=device)
     sampled[options.n_streams + 1 :: 2] = True
+    on_streams, position = StreamScores(streams, plans, device), 0
     for position, logits in decode_logits(model, fed.to(device), plans, tokens=tokens, sampled=sampled):
-        part = logits[:, : options.n_streams]
-        if position < streams.layout.question_start:
-            logp = torch.log_softmax(part.double(), -1)
-            kl += (logp[:1].exp() * (logp[:1] - logp)).sum(-1).mean(-1)
-        elif position + 1 in streams.answer_positions:
-            right.append(signs[part[..., signs].argmax(-1)])
+        on_streams.add(position, logits[:, : options.n_streams])
         if position % 64 == 0 and time.monotonic() > deadline:
             break
     given = tokens[:, options.n_streams :, : position + 1].cpu().numpy()
-    answered = torch.stack(right, -1).cpu().numpy() if len(right) == streams.layout.n_questions else None
-    scores = {}
+    scores = on_streams.read()
     for p, plan in enumerate(plans):
-        scores[plan.name] = {"kl": float(kl[p]) / streams.layout.question_start}
-        if answered is not None:
-            for name, mask in (("recall", ~streams.is_tracking), ("tracking", streams.is_tracking)):
-                scores[plan.name][name] = round(float((answered[p] == streams.answers)[mask].mean()), 4)
         scores[plan.name] |= _score_generated(given[p], items, limits, options)
     return {"positions": position + 1, "plans": scores}
 

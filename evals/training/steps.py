@@ -28,10 +28,13 @@ class Stepper:
         model: on its device, in training mode, under the training functions of its family.
         graphs: capture the steps; needs a GPU.
         weight_decay: of AdamW.
+        read_noise: the tensor that the training functions look up; ``step`` sets it, and it is 0 between steps.
     """
 
-    def __init__(self, model: Any, *, device: str, graphs: bool, weight_decay: float) -> None:
-        self.model, self.device = model, device
+    def __init__(
+        self, model: Any, *, device: str, graphs: bool, weight_decay: float, read_noise: Tensor | None = None
+    ) -> None:
+        self.model, self.device, self._read_noise = model, device, read_noise
         self._on_gpu = device != "cpu"
         self._stream: torch.cuda.Stream | None = None
         if self._on_gpu:
@@ -54,18 +57,18 @@ class Stepper:
         """Context in which everything that touches the model must run."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def step(self, batch: RowBatch, rate: float) -> None:
-        """One step of gradient descent with this learning rate; a gradient that is not finite is skipped."""
+    def step(self, batch: RowBatch, rate: float, noise: float = 0.0) -> None:
+        """One step of gradient descent with this learning rate; a gradient that is not finite is skipped.
+
+        Args:
+            batch: rows and weights.
+            rate: learning rate.
+            noise: deviation of the read noise in this step; of no effect without the tensor.
+        """
         arrays = (batch.token_ids.astype("int64"), batch.kinds.astype("int64"), batch.weights)
         given = tuple(torch.from_numpy(array) for array in arrays)
         with self.on_stream():
-            if self._graphs is None:
-                self._forward_backward(*(x.to(self.device) for x in given))
-            else:
-                graph, inputs = self._captured(given)
-                for held, x in zip(inputs, given, strict=True):
-                    held.copy_(x)
-                graph.replay()
+            self._run(given, noise)
             norm = torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
             if not torch.isfinite(norm):
                 self.skipped += 1
@@ -73,6 +76,20 @@ class Stepper:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
             self._optimizer.step()
+
+    def _run(self, given: tuple[Tensor, ...], noise: float) -> None:
+        """Gradients of one batch; a graph is captured and compared without noise."""
+        graph, inputs = (None, given) if self._graphs is None else self._captured(given)
+        if self._read_noise is not None:
+            self._read_noise.fill_(noise)
+        if graph is None:
+            self._forward_backward(*(x.to(self.device) for x in given))
+        else:
+            for held, x in zip(inputs, given, strict=True):
+                held.copy_(x)
+            graph.replay()
+        if self._read_noise is not None:
+            self._read_noise.zero_()
 
     def read_totals(self) -> dict[str, float]:
         """Mean loss and share of right tokens of each kind since the last call."""

@@ -22,11 +22,15 @@ NAMES = ("gdn", "mamba2", "kda")
 HELD_OUT = Path(__file__).parents[1] / "data" / "held_out.txt"
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", default="gdn,mamba2,kda", help="comma-separated: gdn, mamba2, kda")
     parser.add_argument("--candidates", type=int, default=3, help="of each family")
-    parser.add_argument("--only", type=int, default=None, help="this candidate alone of each family")
+    parser.add_argument("--only", type=_numbers, default=None, help="these candidates alone of each family: 4,5,6")
     parser.add_argument("--minutes", type=float, default=9.0, help="wall-clock time in all")
     parser.add_argument("--steps", type=int, default=None, help="optimiser steps of each candidate, not the clock")
     parser.add_argument("--text", type=Path, default=None, help="training text; without it no text is learned")

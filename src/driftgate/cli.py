@@ -131,7 +131,8 @@ def _explain(error: Exception) -> tuple[str, int]:
     text = (str(error).strip().splitlines() or [""])[0]
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return f"no space is left on a disk: {text}; free some, or set TMPDIR and --out to another one", 4
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # the latter is torch's
+    full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # the latter is torch's
+    if full or "DefaultCPUAllocator" in text:  # torch raises RuntimeError where this machine's memory runs out
         return f"memory ran out: {text}; give a smaller --batch, or fewer --steps or --sequences", 4
     return f"internal error: {type(error).__name__}: {text}; please report it with the output of --debug", 70
 

@@ -10,9 +10,9 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -20,7 +20,13 @@ from rich.table import Table
 
 from driftgate.errors import InputError
 
-__all__ = ["EXIT_OF_VERDICT", "AsJson", "PolicyFile", "Quiet", "RunPath", "emit", "progress", "show", "write"]
+if TYPE_CHECKING:
+    from driftgate.accuracy.records import RunData
+
+__all__ = [
+    "EXIT_OF_VERDICT", "AsJson", "PolicyFile", "Quiet", "RunPath", "emit", "end_run", "progress", "show", "warn",
+    "write",
+]  # fmt: skip
 
 EXIT_OF_VERDICT = {"pass": 0, "fail": 1, "inconclusive": 3}
 
@@ -28,6 +34,25 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
 PolicyFile = Annotated[Path | None, typer.Option("--policy", help="YAML with checks, limits and reasons.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Folder that `driftgate run --out` wrote.")]
+
+
+def end_run(data: RunData) -> typer.Exit:
+    """The exit of a command that decided a run: the code of its verdict, or 0 where the policy lets an open one pass.
+
+    The latter is said on standard error whatever the flags, so that no log shows a pass that nobody measured.
+    """
+    from driftgate.reports.open_checks import counts_as_pass
+
+    passed = counts_as_pass(data)
+    if passed is None:
+        return typer.Exit(EXIT_OF_VERDICT[data.results.verdict])
+    warn(f"exit code 0 for an INCONCLUSIVE run (policy {data.manifest.policy.get('name')}): {passed}")
+    return typer.Exit(0)
+
+
+def warn(line: str) -> None:
+    """Say on standard error, ``--quiet`` and ``--json`` or not, what nobody may miss."""
+    emit(f"driftgate: {line}\n", sys.stderr)
 
 
 def show(*parts: Table | str) -> None:
@@ -70,20 +95,32 @@ def emit(text: str, stream: TextIO | None) -> OSError | None:
 
 @contextmanager
 def progress(what: str, total: int, show: bool, *, then: str | None = None) -> Iterator[Callable[[int], None] | None]:
-    """A progress bar on standard error, off when it is no terminal; ``then`` says what follows its last step."""
+    """A progress bar on standard error, off when it is no terminal.
+
+    Args:
+        what: its steps.
+        total: how many.
+        show: False for none.
+        then: what follows its last step: a spinner says so in place of the full bar, with the time that it takes.
+    """
     console = Console(stderr=True)
     if not (show and console.is_terminal):
         yield None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich import progress as rich
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn())
+    with ExitStack() as shown:
+        bar = rich.Progress(*columns, rich.TimeRemainingColumn(), console=console, transient=True)
+        task = shown.enter_context(bar).add_task(what, total=total)
 
         def advance(n: int) -> None:
+            was_full = bar.finished
             bar.advance(task, n)
-            if bar.finished and then is not None:
-                bar.update(task, description=then)
+            if bar.finished and not was_full and then is not None:
+                shown.close()
+                columns = (rich.SpinnerColumn(), rich.TextColumn("{task.description}"), rich.TimeElapsedColumn())
+                rest = rich.Progress(*columns, console=console, transient=True)
+                shown.enter_context(rest).add_task(then, total=None)
 
         yield advance

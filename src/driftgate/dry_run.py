@@ -66,7 +66,7 @@ def _find_power(checked: Checked) -> dict[str, Any]:
 
 def _stream_power(checked: Checked, margins: list[float]) -> dict[str, Any]:
     from driftgate.accuracy.power import power_noninferiority
-    from driftgate.evals.experiment import check_tokens
+    from driftgate.evals.run_streams import check_tokens
     from driftgate.evals.tasks import make_streams
 
     chosen = checked.suite

@@ -1,7 +1,8 @@
 """``driftgate run --extend RUN --plan TEXT``: more plans on the streams and items of a finished run.
 
 Notable: the new plans decode beside a baseline in batches of the same shape as before, and the result is refused if
-that baseline's logits are not those of the run, bit for bit. The run itself is left as it is.
+that baseline's logits are not those of the run, bit for bit. The run itself is left as it is. An extension that was
+interrupted is taken up by the same command: answers that were stored are kept.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from driftgate.errors import InputError, UsageError
 from driftgate.main_job import Prepared, check_parts, make_experiment
-from driftgate.run_folder import check_out, claim
+from driftgate.run_folder import check_out, claim, reclaim
+from driftgate.run_request import REQUEST, is_extension, write_extension
 
 if TYPE_CHECKING:
     from driftgate.accuracy.policy import Policy
@@ -46,6 +48,7 @@ class Extension(Prepared):
             data = merge_runs(self.base, self.experiment.run(progress))
             decide(data, self.policy)
             save_run(self.out, data)
+            (self.out / REQUEST).unlink()
             render_all(self.out)
         finally:
             self.folder.release()
@@ -78,9 +81,13 @@ def extend(
         UsageError: no new plan, more than the run has, or one that it has.
         InputError: the folder is no run, or model, versions or device are not as they were.
     """
+    from driftgate.accuracy.merge import refuse_changed_setting
+    from driftgate.accuracy.models import hash_file
     from driftgate.accuracy.plans import PrecisionPlan
     from driftgate.accuracy.policy import Policy, load_policy
     from driftgate.accuracy.records import load_run
+    from driftgate.evals.answer_store import AnswerStore
+    from driftgate.evals.run_records import describe_device, read_versions
     from driftgate.evals.suite import PlanEntry, Suite
 
     entries = [PlanEntry(plan=str(PrecisionPlan.parse(text))) for text in plans]
@@ -100,12 +107,26 @@ def extend(
         suite = Suite.model_validate({**base.manifest.suite, **fields})
     except ValueError as error:
         raise InputError(f"{run} is of another version; run it again") from error
-    check_out(out)
+    asked = {
+        "extends": str(run.absolute()),
+        "results": hash_file(run / "results.json"),
+        "plans": fields["plans"],
+        "policy": rules.model_dump(mode="json"),
+    }
+    again = is_extension(out, asked)
+    if not again:
+        check_out(out)
     way = base.results.backend.drift
     checked = check_parts(suite, rules, device=device, backend=way, dtype=base.manifest.backend.get("dtype"))
-    folder = claim(out)
+    folder = reclaim(out) if again else claim(out)
     try:
-        experiment = make_experiment(checked, command or sys.argv, jobs, least_plans=known)
+        store = AnswerStore(folder=folder.path / "answers")
+        experiment = make_experiment(checked, command or sys.argv, jobs, store=store, least_plans=known)
+        loaded = experiment.loaded
+        refuse_changed_setting(
+            base.manifest, versions=read_versions(), device=describe_device(loaded.model), model=loaded.hashes
+        )
+        write_extension(folder.path, asked)
     except BaseException:
         folder.release()
         raise

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftgate.console import EXIT_OF_VERDICT, AsJson, PolicyFile, Quiet, emit, show, write
+from driftgate.console import EXIT_OF_VERDICT, AsJson, PolicyFile, Quiet, emit, end_run, show, warn, write
 from driftgate.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Junit = Annotated[Path | None, typer.Option(help="Write a JUnit file, a test for
 Explain = Annotated[bool, typer.Option("--explain", help="Say how each figure is computed, and why its limit.")]
 Baseline = Annotated[Path | None, typer.Option(metavar="FILE", help="Fail what is worse than the last accepted run.")]
 WriteBaseline = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Keep this run as the accepted one, unless it fails.")
+    Path | None, typer.Option(metavar="FILE", help="Keep this run as the accepted one, unless it fails or is invalid.")
 ]
 Samples = Annotated[
     tuple[Path, Path] | None, typer.Option(metavar="BASE CAND", help="Gate answers of any engine instead of a run.")
@@ -60,7 +60,7 @@ def gate(
         from driftgate.samples_command import gate_samples
 
         chosen: dict[str, Any] = {"margin": margin, "policy": policy, "metric": metric, "filter": sample_filter}
-        raise typer.Exit(gate_samples(*samples, **chosen, as_json=as_json, quiet=quiet))
+        raise typer.Exit(_count_samples(gate_samples(*samples, **chosen, as_json=as_json, quiet=quiet), policy))
     if run_folder is None:
         raise UsageError("give the folder of a RUN, or --samples BASE CAND")
     for name, value in (("--margin", margin), ("--metric", metric), ("--filter", sample_filter)):
@@ -69,7 +69,7 @@ def gate(
     data = decide_again(run_folder, policy=policy, baseline=baseline)
     _write_files(data, junit=junit, write_baseline=write_baseline)
     _print(data, explain=explain, as_json=as_json, quiet=quiet)
-    raise typer.Exit(EXIT_OF_VERDICT[data.results.verdict])
+    raise end_run(data)
 
 
 def _refuse(**given: object) -> None:
@@ -78,6 +78,23 @@ def _refuse(**given: object) -> None:
         if value:
             told = "RUN" if name == "run_folder" else f"--{name.replace('_', '-')}"
             raise UsageError(f"{told} does not go with --samples; leave one of them out")
+
+
+def _count_samples(code: int, policy: Path | None) -> int:
+    """The exit code of answers under a policy's rule for what is inconclusive; a line says so where it has one.
+
+    A pass is for runs alone: a file of answers does not say whether any low-precision state was read.
+    """
+    from driftgate.accuracy.policy_file import load_policy
+
+    rule = load_policy(policy).inconclusive if policy is not None and code == EXIT_OF_VERDICT["inconclusive"] else None
+    if rule is None:
+        return code
+    if rule.counts_as == "pass":
+        warn("exit code 3: the policy lets inconclusive runs pass, not answers, which do not say what they read")
+        return code
+    warn(f"exit code 1 for an INCONCLUSIVE comparison, which this policy counts as a fail: {rule.reason}")
+    return EXIT_OF_VERDICT["fail"]
 
 
 def decide_again(run_folder: Path, *, policy: Path | None = None, baseline: Path | None = None) -> RunData:
@@ -92,7 +109,7 @@ def decide_again(run_folder: Path, *, policy: Path | None = None, baseline: Path
         InputError: a file is missing or damaged, or the accepted run was measured on something else.
     """
     from driftgate.accepted import compare_accepted, load_accepted
-    from driftgate.accuracy.policy import decide, load_policy
+    from driftgate.accuracy.policy import count_inconclusive, decide, load_policy
     from driftgate.accuracy.records import load_run
     from driftgate.accuracy.verdicts import summarize_verdicts
 
@@ -102,13 +119,13 @@ def decide_again(run_folder: Path, *, policy: Path | None = None, baseline: Path
     decide(data, rules)
     data.manifest.policy = rules.model_dump(mode="json")
     if accepted is not None:
-        data.results.verdicts += compare_accepted(data, accepted)
+        verdicts = data.results.verdicts + compare_accepted(data, accepted)
+        data.results.verdicts = count_inconclusive(verdicts, rules.inconclusive)
         data.results.verdict = summarize_verdicts(v.verdict for v in data.results.verdicts)
     return data
 
 
 def _write_files(data: RunData, *, junit: Path | None, write_baseline: Path | None) -> None:
-    from driftgate.accepted import save_accepted
     from driftgate.reports.github import append_summary
     from driftgate.reports.junit import write as write_junit
 
@@ -118,8 +135,27 @@ def _write_files(data: RunData, *, junit: Path | None, write_baseline: Path | No
     append_summary(data, os.environ)
     if junit is not None:
         write_junit(data, junit)
-    if write_baseline is not None and data.results.verdict != "fail":
-        save_accepted(data, write_baseline)
+    if write_baseline is not None:
+        _accept(data, write_baseline)
+
+
+def _accept(data: RunData, path: Path) -> None:
+    """Keep a run as the accepted one, unless it fails or was not measured as its plans say; a line where it is open."""
+    from driftgate.accepted import save_accepted
+    from driftgate.accuracy.policy import COUNTS_AS
+
+    made = [v for v in data.results.verdicts if v.check != COUNTS_AS]
+    for grave in ("fail", "invalid"):
+        first = next((v for v in data.results.verdicts if v.verdict == grave), None)
+        if first is not None:
+            kept = "; the file there is left as it is" if path.exists() else ""
+            warn(f"{path} is not written: {grave}: {first.plan} {first.check}: {first.reason}{kept}")
+            return
+    save_accepted(data, path)
+    if data.results.verdict == "inconclusive":
+        made = [v for v in data.results.verdicts if v.check != COUNTS_AS]
+        told = f"open checks: {sum(v.verdict != 'pass' for v in made)} of {len(made)}"
+        warn(f"{path} holds an INCONCLUSIVE run ({told}): later runs are held to figures that no check has passed")
 
 
 def _print(data: RunData, *, explain: bool, as_json: bool, quiet: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from driftgate.errors import UsageError, unknown_name
-from driftgate.find_models import check_positions, check_reference, find_model
+from driftgate.evals.find_models import check_positions, check_reference, find_model
 from driftgate.memory import check_memory, held_memory
 from driftgate.run_folder import RunFolder, check_out, claim, reclaim
 from driftgate.run_request import REQUEST, parse_request, read_request, refuse_changed, write_request
@@ -24,7 +23,9 @@ if TYPE_CHECKING:
     from driftgate.evals.suite import Suite
     from driftgate.kernels.contract import Backend
 
-__all__ = ["Checked", "Prepared", "check", "check_parts", "make_experiment", "prepare", "resume", "run"]
+__all__ = [
+    "Checked", "Prepared", "check", "check_parts", "find_model", "make_experiment", "prepare", "resume", "run",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,11 +268,11 @@ def check(
     )  # fmt: skip
     if dtype not in (None, "fp32", "bf16", "fp16"):
         raise unknown_name("dtype", str(dtype), ("fp32", "bf16", "fp16"))
-    if backend not in ("auto", "triton", "triton-interpret", "torch"):
-        raise unknown_name("backend", backend, ("auto", "triton", "triton-interpret", "torch"))
 
+    from driftgate.accuracy.backends import check_backend
     from driftgate.accuracy.policy import load_policy
 
+    check_backend(backend)
     rules = load_policy(policy if policy is not None else chosen.policy)
     check_out(out)
     return check_parts(chosen, rules, device=device, backend=backend, dtype=dtype)
@@ -279,6 +280,9 @@ def check(
 
 def check_parts(chosen: Suite, rules: Policy, *, device: str, backend: str, dtype: str | None) -> Checked:
     """Model, device, prompts and memory of a suite that was chosen."""
+    from driftgate.accuracy.backends import resolve_backend
+    from driftgate.accuracy.config_shapes import read_shapes
+    from driftgate.accuracy.mixed import check_layers
     from driftgate.accuracy.models import check_model, resolve_device, text_config, weights_memory
     from driftgate.evals.answering import build_tasks
     from driftgate.evals.model_text import read_text
@@ -288,9 +292,11 @@ def check_parts(chosen: Suite, rules: Policy, *, device: str, backend: str, dtyp
 
     folder = find_model(chosen.model)
     device = resolve_device(device)
-    way = _resolve_backend(backend, device)
+    way = resolve_backend(backend, device)
     parsed = check_model(folder, device=device, dtype=dtype)
     config, weights = text_config(parsed), weights_memory(folder, parsed, dtype)
+    shapes = read_shapes(config.to_dict(), source=f"{folder}/config.json")
+    check_layers(chosen.named_plans(), shapes.recurrent_layers)
     copies = 2 if way is Backend.TORCH and device == "cpu" else 1  # the cross-check decodes in a process of its own
     built: tuple[BuiltTask, ...] = ()
     given: tuple[tuple[int, ...], ...] = ()
@@ -299,8 +305,9 @@ def check_parts(chosen: Suite, rules: Policy, *, device: str, backend: str, dtyp
     if chosen.reference_model is not None:
         reference, more = check_reference(chosen.reference_model, text, device=device, dtype=dtype)
     held = held_memory(chosen, config, weights=copies * weights + more)
-    if chosen.stream == "data":
+    if chosen.stream != "tasks":  # the embedded checkpoints have no limit, and tasks are their own
         check_positions(chosen, text)
+    if chosen.stream == "data":
         length = chosen.steps + chosen.prefill
         given = tuple(
             read_streams(Path(str(chosen.data)), text, n=chosen.sequences, length=length, generate=chosen.generate)
@@ -314,25 +321,6 @@ def check_parts(chosen: Suite, rules: Policy, *, device: str, backend: str, dtyp
         memory=check_memory(chosen, config, device=device, dtype=dtype, held=held), weights=weights + more,
         reference=reference, built=built, given=given,
     )  # fmt: skip
-
-
-def _resolve_backend(backend: str, device: str) -> Backend:
-    """The backend of the long part.
-
-    Raises:
-        UsageError: this process or device cannot run it.
-    """
-    from driftgate.evals.experiment import choose_backend
-    from driftgate.kernels.contract import Backend
-
-    way = choose_backend(backend, device)
-    if way is Backend.TRITON and not device.startswith("cuda"):
-        raise UsageError("backend triton needs a GPU; use --backend torch or triton-interpret, or --device cuda")
-    if way is Backend.TRITON_INTERPRET and os.environ.get("TRITON_INTERPRET") != "1":
-        raise UsageError("backend triton-interpret needs TRITON_INTERPRET=1 in the environment before driftgate starts")
-    if way is not Backend.TRITON_INTERPRET and os.environ.get("TRITON_INTERPRET") == "1":
-        raise UsageError(f"TRITON_INTERPRET=1 is set, so Triton cannot compile; unset it for --backend {way.value}")
-    return way
 
 
 def choose_suite(suite: str, choices: Mapping[str, Any]) -> Suite:

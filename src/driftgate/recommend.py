@@ -158,17 +158,15 @@ def _add_layers(run: RunData, budget: float) -> Untested | None:
             by_plan.setdefault(record.plan, []).append(record)
     found = []
     for name, records in by_plan.items():
-        n_layers = len(run.results.plans[name].state.layers)
-        left = run.results.plans[name].bytes.state_ratio + sum(
-            r.state_ratio_saved for r in run.results.ablation if r.plan == name
-        )
+        low = [r for r in run.results.ablation if r.plan == name]  # layers that the plan has below FP32
+        left = run.results.plans[name].bytes.state_ratio + sum(r.state_ratio_saved for r in low)
         chosen: list[AblationRecord] = []
         for record in records:  # the cheapest in KL per byte first
             if left <= budget:
                 break
             chosen.append(record)
             left -= record.state_ratio_saved
-        if chosen and len(chosen) < n_layers and left <= budget:
+        if chosen and len(chosen) < len(low) and left <= budget:
             layers = tuple(sorted(record.layer for record in chosen))
             kl = sum(record.kl_mean or 0.0 for record in chosen)
             found.append(Untested(plan=name, layers=layers, kl=kl, state_ratio=left))

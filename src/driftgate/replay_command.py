@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from driftgate.errors import UsageError, unknown_name
+from driftgate.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["draw_replay", "format_notes", "format_table", "pick_backend", "replay"]
 
 EXIT_OF_VERDICT = {"pass": 0, "fail": 1, "inconclusive": 3}
-BACKENDS = ("auto", "torch", "triton", "triton-interpret")
 COLUMNS = ("output_error", "checkpoint_error", "read_error", "leak", "leak_predicted")
 HEADINGS = ("output", "checkp.", "read", "leak", "by law", "drift")
 
@@ -83,16 +82,16 @@ def pick_backend(backend: str, device: str) -> tuple[Backend, str]:
         UsageError: an unknown name, or a backend that this process or device cannot run.
         InputError: the device is not there.
     """
-    if backend not in BACKENDS:
-        raise unknown_name("backend", backend, BACKENDS)
+    from driftgate.accuracy.backends import check_backend, resolve_backend
+
+    check_backend(backend)
     if backend == "triton-interpret" and os.environ.get("TRITON_INTERPRET") != "1":
         os.execve(sys.executable, [sys.executable, "-P", *sys.argv], {**os.environ, "TRITON_INTERPRET": "1"})
 
     from driftgate.accuracy.models import resolve_device
-    from driftgate.main_job import _resolve_backend
 
     device = resolve_device("cpu" if backend == "triton-interpret" and device == "auto" else device)
-    return _resolve_backend(backend, device), device
+    return resolve_backend(backend, device), device
 
 
 def _parse_plans(plans: Sequence[str], controls: Sequence[str]) -> tuple[dict[str, PrecisionPlan], dict[str, Role]]:

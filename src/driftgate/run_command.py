@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from driftgate.console import EXIT_OF_VERDICT, AsJson, PolicyFile, Quiet, progress, show, write
+from driftgate.console import AsJson, PolicyFile, Quiet, end_run, progress, show, write
 from driftgate.errors import EmptyRunError, UsageError
 
 if TYPE_CHECKING:
@@ -89,7 +89,12 @@ def run(
         given = {name for name, value in choices.items() if value not in (None, [])} - {"plans", "controls", "policy"}
         if given or dry_run or resume is not None:
             raise UsageError("--extend takes streams and items of its run; give --plan, --control, --policy and --out")
-    if resume is not None and (dry_run or out is not None or any(v not in (None, []) for v in choices.values())):
+    elsewhere = (suite, backend) != ("quick", "auto") or (device != "auto" and resume is not None)
+    if extend is not None and elsewhere:
+        raise UsageError("--extend takes suite and backend of its run; leave them out")
+    if resume is not None and (
+        dry_run or elsewhere or out is not None or any(v not in (None, []) for v in choices.values())
+    ):
         raise UsageError("--resume takes up a run as it was asked for; leave the other options out")
     choices |= {"device": device, "backend": backend}
     if dry_run:
@@ -120,7 +125,7 @@ def run(
         _print_summary(data, prepared.out)
         if advice is not None:
             show(*advice.lines())
-    raise typer.Exit(EXIT_OF_VERDICT[data.results.verdict])
+    raise end_run(data)
 
 
 def _print_summary(data: RunData, folder: Path) -> None:

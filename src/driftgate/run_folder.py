@@ -2,7 +2,7 @@
 
 Notable: the claim is a file that only one process can create (``O_EXCL``) and that names it. It lies in the folder
 until the run has written everything, and goes with a run that is refused or fails; so do folders that were made for it
-and stayed empty.
+and stayed empty. A claim whose process is gone holds nothing, so a run that was killed early blocks no other.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ class RunFolder:
     Attributes:
         path: the folder.
         made: folders that were made for it, the innermost first.
+        taken_over: it was there before, with what an interrupted run was asked to do.
     """
 
     path: Path
     made: tuple[Path, ...]
+    taken_over: bool = False
 
     def release(self) -> None:
         """End the claim, and remove what was made for it where nothing was measured."""
         (self.path / CLAIM).unlink(missing_ok=True)
-        if {p.name for p in self.path.iterdir()} == {REQUEST}:
+        if not self.taken_over and {p.name for p in self.path.iterdir()} == {REQUEST}:
             (self.path / REQUEST).unlink()
         _remove_empty(self.made)
 
@@ -77,6 +79,9 @@ def claim(out: Path) -> RunFolder:
     try:
         made = tuple(p for p in (out, *out.parents) if not p.exists())
         out.mkdir(parents=True, exist_ok=True)
+        if (out / CLAIM).exists():
+            _refuse_taken(out)  # which leaves the claim of a process that is gone
+            return reclaim(out)
         _write_claim(out)
     except FileExistsError as error:
         _refuse_taken(out)
@@ -108,27 +113,34 @@ def reclaim(out: Path) -> RunFolder:
         _refuse_living(out)
         (out / CLAIM).unlink(missing_ok=True)
         _write_claim(out)
+    except FileExistsError as error:  # another run began at this very moment
+        raise _in_use(out) from error
     except OSError as error:
         raise _unwritable(out, error) from error
     finally:
         os.close(folder)
-    return RunFolder(path=out, made=())
+    return RunFolder(path=out, made=(), taken_over=(out / REQUEST).exists())
 
 
 def _refuse_living(out: Path) -> None:
+    owner = _find_owner(out)
+    if owner is not None:
+        raise InputError(
+            f"{out} belongs to process {owner[0]} on {owner[1]}, which is still going on; wait for it, or delete "
+            f"{out / CLAIM} if it is gone"
+        )
+
+
+def _find_owner(out: Path) -> tuple[int, str] | None:
+    """Process and host of a claim; None where there is none, or its process is known to be gone."""
     try:
         process, host = (out / CLAIM).read_text(encoding="utf-8").split()
         number = int(process)
-        alive = host != socket.gethostname() or _is_alive(number)
     except FileNotFoundError:
-        return
+        return None
     except (OSError, ValueError) as error:
         raise InputError(f"{out / CLAIM} is damaged; delete it if no run is going on in {out}") from error
-    if alive:
-        raise InputError(
-            f"{out} belongs to process {process} on {host}, which is still going on; wait for it, or delete "
-            f"{out / CLAIM} if it is gone"
-        )
+    return (number, host) if host != socket.gethostname() or _is_alive(number) else None
 
 
 def _write_claim(out: Path) -> None:
@@ -151,7 +163,7 @@ def _refuse_taken(out: Path, *, own: bool = False) -> None:
     if not out.is_dir():
         raise InputError(f"output {out} is a file; choose a folder with --out")
     names = sorted(p.name for p in out.iterdir())
-    if CLAIM in names and not own:
+    if CLAIM in names and not own and _find_owner(out) is not None:
         raise _in_use(out)
     others = [name for name in names if name != CLAIM]
     if others:
@@ -162,10 +174,7 @@ def _refuse_taken(out: Path, *, own: bool = False) -> None:
 
 
 def _in_use(out: Path) -> InputError:
-    return InputError(
-        f"output folder {out} belongs to another run that is still going on (or was killed: then give --resume); "
-        "choose another --out"
-    )
+    return InputError(f"output folder {out} belongs to another run that is still going on; choose another --out")
 
 
 def _unwritable(out: Path, error: OSError) -> InputError:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from driftgate.accuracy.models import LoadedModel
     from driftgate.main_job import Checked
 
-__all__ = ["REQUEST", "hash_request", "read_request", "refuse_changed", "write_request"]
+__all__ = [
+    "REQUEST", "hash_request", "is_extension", "parse_request", "read_request", "refuse_changed", "write_extension",
+    "write_request",
+]  # fmt: skip
 
 REQUEST = "request.json"
 
@@ -40,6 +43,10 @@ def read_request(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder} holds a finished run; `driftgate report {folder}` renders it again")
     try:
         fields = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+        if isinstance(fields, dict) and "extends" in fields:
+            raise InputError(
+                f"{folder} holds an interrupted --extend of {fields['extends']}; give the command that began it again"
+            )
         if not isinstance(fields, dict) or not {"suite", "policy", "device", "backend", "dtype"} <= fields.keys():
             raise ValueError
         if fields.pop("sha256", None) != hash_request(fields):
@@ -51,6 +58,23 @@ def read_request(folder: Path) -> dict[str, Any]:
     return fields
 
 
+def write_extension(folder: Path, fields: dict[str, Any]) -> None:
+    """Keep what an extension of a run is about to do, so that the same command takes it up."""
+    from driftgate.accuracy.records import write_text
+
+    write_text(folder / REQUEST, json.dumps({**fields, "sha256": hash_request(fields)}, indent=1) + "\n")
+
+
+def is_extension(folder: Path, fields: dict[str, Any]) -> bool:
+    """Whether a folder holds this very extension, interrupted."""
+    try:
+        kept = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    finished = (folder / "results.json").exists()
+    return isinstance(kept, dict) and kept.get("sha256") == hash_request(fields) and not finished
+
+
 def refuse_changed(folder: Path, request: dict[str, Any], checked: Checked, loaded: LoadedModel) -> None:
     """Refuse to go on where anything that the figures depend on has changed since the run began.
 
@@ -59,7 +83,7 @@ def refuse_changed(folder: Path, request: dict[str, Any], checked: Checked, load
     """
     now = json.loads(json.dumps(_describe(checked, loaded)))
     for part, fields in now.items():
-        before = request.get(part)
+        before: Any = request.get(part)
         if fields == before:
             continue
         names = sorted(set(fields) | set(before)) if isinstance(fields, dict) and isinstance(before, dict) else []
@@ -84,9 +108,20 @@ def _describe(checked: Checked, loaded: LoadedModel) -> dict[str, Any]:
         "dtype": checked.dtype,
         "model": loaded.hashes,
         "versions": read_versions(),
-        "machine": describe_device(loaded.model.device),
+        "machine": describe_device(loaded.model),
         "tasks": {built.task.name: built.describe() for built in checked.built},
+        **({"data": {"streams": _hash_tokens(checked.given)}} if checked.given else {}),
+        **({"reference model": _describe_files(checked.reference)} if checked.reference is not None else {}),
     }
+
+
+def _hash_tokens(streams: tuple[tuple[int, ...], ...]) -> str:
+    return hashlib.sha256(json.dumps(streams).encode()).hexdigest()
+
+
+def _describe_files(folder: Path) -> dict[str, int]:
+    """Sizes of a checkpoint's files: enough to tell another checkpoint, and nothing is read again."""
+    return {p.name: p.stat().st_size for p in sorted(folder.iterdir()) if p.suffix in (".safetensors", ".json")}
 
 
 def parse_request(request: dict[str, Any], folder: Path) -> tuple[Any, Any]:

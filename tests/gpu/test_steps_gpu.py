@@ -11,9 +11,11 @@ from family_cases import make_family_model
 
 from driftgate.accuracy.adapters import block_states, wrap
 from driftgate.accuracy.adapters.recorded import Recorded
+from driftgate.accuracy.answers import AnswerRunner
 from driftgate.accuracy.lockstep import LockstepResult, LockstepRunner
 from driftgate.accuracy.models import load_model
 from driftgate.accuracy.plans import PrecisionPlan
+from driftgate.accuracy.prompts import Decoded, Prompt
 from driftgate.kernels.contract import Backend
 
 pytestmark = pytest.mark.gpu
@@ -91,3 +93,20 @@ def test_the_second_gpu_decodes_as_the_first(tmp_path: Path) -> None:
     make_family_model("kimi_linear").save_pretrained(tmp_path)
     first, second = (measure(load_model(tmp_path, name="tiny", device=f"cuda:{i}").model) for i in (0, 1))
     same(first, second)
+
+
+def test_answers_of_recorded_steps_are_those_of_launched_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_family_model("kimi_linear").cuda()
+    prompts = [
+        Prompt(item_id=f"item {i}", token_ids=tuple(range(3, 9 + i)), max_new_tokens=20, temperature=1.0)
+        for i in range(5)
+    ]
+    plans = {text: PrecisionPlan.parse(text) for text in PLANS[1:3]}
+
+    def answer() -> dict[str, list[Decoded]]:
+        return AnswerRunner(model, plans, batch=3, backend=Backend.TRITON, vocab_size=60, seed=1).run(prompts)
+
+    recorded = answer()
+    monkeypatch.setattr(block_states, "GraphRecorder", lambda enabled: GraphsOff())
+    assert answer() == recorded
+    assert recorded["nvfp4@1"] != recorded["baseline"]

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["check_positions", "check_reference", "find_model"]
 
 
-def find_model(name: str) -> Path:
+def find_model(model: str | Path) -> Path:
     """The folder of an embedded checkpoint, the folder that was named, or that of a hub id in the local cache.
+
+    Args:
+        model: a name; a ``Path`` is never a hub id.
 
     Raises:
         UsageError: neither an embedded checkpoint nor something that looks like a path or a hub id.
@@ -23,6 +26,7 @@ def find_model(name: str) -> Path:
     """
     from driftgate.evals.checkpoints import find_checkpoint, list_checkpoints
 
+    name = str(model)
     embedded = find_checkpoint(name)
     if embedded is not None:
         return embedded
@@ -33,8 +37,10 @@ def find_model(name: str) -> Path:
         raise unknown_name("model", name, list_checkpoints())
     from driftgate.accuracy.hub import fetch_checkpoint, is_hub_id
 
-    if is_hub_id(name):
+    if isinstance(model, str) and is_hub_id(name):
         return fetch_checkpoint(name)
+    if path.is_file():
+        raise InputError(f"model {name} is a file; give the folder that it lies in")
     raise InputError(f"model folder {name} does not exist; give a checkpoint folder or one of `driftgate ls models`")
 
 
