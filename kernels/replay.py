@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from driftgate.kernels.contract import Readout
-from driftgate.kernels.prefetch import prefetch_entries
 from driftgate.kernels.readout import (
     load_buffered,
     load_channel_decays,
@@ -161,8 +160,6 @@ def flush_kernel(
                 keys, values, log_decay, betas, corrections, slot, i_h, i_hv, places, H, HV, DK, DV, CHANNELS
             )
             b_S = load_tile(p_codes, p_blocks, p_rows, o_v, DV, DK, BV, BK, FORMAT)
-            p_added = p_values if EXACT_FOLD or not DELTA else p_corrections
-            prefetch_entries(p_keys, p_added, p_log_decay, p_betas, h, DK, DV, DELTA, CHANNELS, BV)
             b_S = fold_buffer(
                 b_S, h, first, places, p_keys, p_values, p_log_decay, p_betas, p_corrections, b_rate, o_v, o_k,
                 DV, DK, RING, DELTA, CHANNELS, NORMALISE, EXACT_FOLD, BV, BK,

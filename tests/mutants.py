@@ -14,7 +14,6 @@ MODULES = (
     "quant.device",
     "quant.device_products",
     "kernels.step",
-    "kernels.prefetch",
     "kernels.readout",
     "kernels.launch",
     "kernels.replay",

@@ -120,9 +120,9 @@ MUTANTS = {
     ),
     "flush starts from the copy": Mutant(
         old="            b_S = load_tile(p_codes, p_blocks, p_rows, o_v, DV, DK, BV, BK, FORMAT)\n"
-        "            p_added = p_values",
+        "            b_S = fold_buffer(",
         new="            b_S = load_tile(p_copy_codes, p_copy_blocks, p_copy_rows, o_v, DV, DK, BV, BK, COPY_FORMAT)\n"
-        "            p_added = p_values",
+        "            b_S = fold_buffer(",
         invariants=("I3",),
         formats=["fp8", "nvfp4"],
         plans=["nvfp4/fp8@2"],

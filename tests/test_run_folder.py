@@ -33,7 +33,9 @@ def test_a_claim_of_a_process_that_is_gone_is_taken_over(out):
     assert list(out.iterdir()) == []
 
 
-@pytest.mark.parametrize("owner", [f"{os.getpid()} {socket.gethostname()}\n", OTHER_HOST])
+@pytest.mark.parametrize(
+    "owner", [f"{os.getpid()} {socket.gethostname()}\n", OTHER_HOST], ids=["this process", "another machine"]
+)
 def test_a_claim_that_may_be_alive_is_left_alone(out, owner):
     (out / CLAIM).write_text(owner)
     for look in (check_out, claim):
