@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from driftgate.accuracy.adapters import find_family, hooks, wrap
+from driftgate.accuracy.adapters.model_rows import CACHE_NAMES, ModelRows
 from driftgate.accuracy.adapters.wrapping import ROW_MULTIPLE, Block, WrappedModel
 from driftgate.accuracy.plans import PrecisionPlan
 from driftgate.errors import InputError
@@ -337,3 +338,20 @@ def test_lengths_that_are_all_the_width_change_no_bit(tiny_model, token_ids):
 def test_lengths_that_do_not_fit_are_refused(tiny_model, token_ids, lengths):
     with make_wrapped(tiny_model) as wrapped, pytest.raises(ValueError, match=r"lengths: expected 3 numbers from 1 to"):
         wrapped.prefill(token_ids[:, :5], lengths=torch.tensor(lengths))
+
+
+def test_a_state_that_the_model_itself_loses_is_one_line(tiny_model, monkeypatch):
+    """FP16 overflows in a prefill; there is nothing to compare then."""
+    forward = ModelRows._forward
+
+    def overflow(self: ModelRows, *args: object, **options: object):
+        out = forward(self, *args, **options)
+        cache = next(out[name] for name in CACHE_NAMES if out.get(name) is not None)
+        cache.layers[self._layers[0]].recurrent_states[0][0, 0, 0, 0] = torch.inf
+        return out
+
+    monkeypatch.setattr(ModelRows, "_forward", overflow)
+    with wrap(tiny_model, ["baseline"]) as wrapped:
+        with pytest.raises(InputError, match="give --dtype bf16 or fp32") as caught:
+            wrapped.prefill(torch.tensor([[1, 2, 3]]))
+        assert len(str(caught.value).splitlines()) == 1

@@ -63,11 +63,6 @@ class ModelRows:
                 f"{self._family.name}: the installed transformers makes NaN of prompts of unequal lengths; decode "
                 "prompts of one length together, or install a later transformers"
             )
-        if bool(lost.any()):
-            raise InputError(
-                f"{self._family.name}: the model itself gives NaN or infinity after the prompt in "
-                f"{str(self._model.dtype).removeprefix('torch.')}; give --dtype bf16 or fp32, or another checkpoint"
-            )
         self.cache = next(out[name] for name in CACHE_NAMES if out.get(name) is not None)
         self.cache.reorder_cache(self._row_sequence)
         places = getattr(self.cache, "position_ids", None)  # [3, n, T]: Qwen4-Exp before 5.24 keeps them there
@@ -94,9 +89,19 @@ class ModelRows:
         return out.logits[:, -1]  # type: ignore[no-any-return]
 
     def take_state(self, layer: int) -> torch.Tensor:
-        """The recurrent states of a layer [n_rows, HV, d_v, d_k] float32, which the cache then no longer has."""
+        """The recurrent states of a layer [n_rows, HV, d_v, d_k] float32, which the cache then no longer has.
+
+        Raises:
+            InputError: the model left NaN or infinity there, as one in FP16 may.
+        """
         own = self.cache.layers[self._layers[layer]].recurrent_states
         states = self._family.decode.turn_states(own[0]).float()
+        if not bool(torch.isfinite(states).all()):
+            dtype = str(self._model.dtype).removeprefix("torch.")
+            raise InputError(
+                f"{self._family.name}: the model's own state of layer {self._layers[layer]} is NaN or infinite after "
+                f"the prompt in {dtype}; give --dtype bf16 or fp32, or another checkpoint"
+            )
         # not read while driftgate decodes: one element seen with the shape of all rows
         own[0] = torch.zeros((), dtype=own[0].dtype, device=own[0].device).expand(own[0].shape)
         return states
