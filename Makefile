@@ -44,7 +44,7 @@ $(OLD_TRITON)/.installed: $(DEV_STAMP)
 
 # compiles some hundred kernels, so one worker per core; the environment that has a CUDA torch: make test-gpu BIN=/path/bin
 test-gpu:
-	$(BIN)/pytest tests/gpu tests/test_quant_device.py -m gpu -n $(GPU_JOBS) -p no:benchmark
+	$(BIN)/pytest tests/gpu tests/test_quant_device.py tests/test_loading.py -m gpu -n $(GPU_JOBS) -p no:benchmark
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -15,37 +15,7 @@ from driftgate.accuracy.answers import BASELINE_NAME, AnswerRunner
 from driftgate.accuracy.prompts import Prompt
 from driftgate.kernels.contract import Backend
 
-__all__ = ["continue_streams", "generate_streams"]
-
-
-def generate_streams(
-    model: torch.nn.Module,
-    prompt: np.ndarray,
-    *,
-    n_sequences: int,
-    length: int,
-    seed: int,
-    batch: int,
-    backend: Backend,
-    vocab_size: int,
-    progress: Callable[[int], None] | None = None,
-) -> np.ndarray:
-    """Continue one prompt ``n_sequences`` times with the FP32 baseline.
-
-    Args:
-        model: a loaded causal language model of a covered family.
-        prompt: [n_prompt] int64, at least one token.
-        n_sequences: streams wanted; they differ by their noise.
-        length: tokens of each stream, the prompt included.
-        seed, batch, backend, vocab_size, progress: as for ``continue_streams``.
-
-    Returns:
-        Token ids [n_sequences, length] int64.
-    """
-    return continue_streams(
-        model, [prompt.tolist()] * n_sequences, length=length, seed=seed, batch=batch, backend=backend,
-        vocab_size=vocab_size, progress=progress,
-    )  # fmt: skip
+__all__ = ["continue_streams"]
 
 
 def continue_streams(
@@ -64,7 +34,7 @@ def continue_streams(
     Args:
         model: a loaded causal language model of a covered family.
         starts: token ids of each stream, at least one; what is behind ``length`` is left out. The number of a stream
-            keys its noise.
+            keys its noise, so that equal starts go on differently.
         length: tokens of each stream when it is done.
         seed: of the noise, 0 or more.
         batch: sequences that decode together.

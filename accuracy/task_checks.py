@@ -19,7 +19,7 @@ from driftgate.accuracy.policy_file import TASK_CHECKS, Check
 from driftgate.accuracy.records import TaskRecord, Verdict, VerdictRecord
 from driftgate.accuracy.verdicts import compare_bounds, gravest, matches, record_verdict
 
-__all__ = ["check_tasks", "judge_task"]
+__all__ = ["check_tasks", "judge_task", "tell_at_chance"]
 
 ALPHA = 0.05
 Records = Mapping[str, Mapping[str, TaskRecord]]
@@ -120,9 +120,9 @@ def _judge_loss(
 ) -> VerdictRecord:
     found, record = loss.found, records[loss.plan][loss.task]
     verdict, reason = found.verdict, found.reason
-    chance = _find_chance(items, record, loss.task)
-    if chance is not None and verdict != "fail":
-        verdict, reason = "inconclusive", f"{chance}, more repeats do not help; {found.reason.partition('; ')[0]}"
+    guesses = tell_at_chance(items, record, loss.task)
+    if guesses is not None and verdict != "fail":
+        verdict, reason = "inconclusive", f"{guesses}; {found.reason.partition('; ')[0]}"
     elif verdict == "pass" and untested is not None:
         verdict, reason = "inconclusive", untested
     elif verdict == "pass" and not passes:
@@ -137,12 +137,14 @@ def _judge_loss(
     )  # fmt: skip
 
 
-def _find_chance(items: pd.DataFrame, record: TaskRecord, task: str) -> str | None:
-    """That the baseline is not above guessing, so that more answers would say nothing either; None if it is."""
+def tell_at_chance(items: pd.DataFrame, record: TaskRecord, task: str) -> str | None:
+    """That the baseline is not surely above guessing, so that more repeats would say nothing; None if it is."""
     chance = items_above_chance(score_baseline(items, task), record.chance)
     if chance:
         return None
-    return f"at_chance: the baseline answers {chance.accuracy:.1%} right, guessing {record.chance:.0%}"
+    few = ", of too few items to tell" if chance.accuracy > record.chance else ""
+    told = f"at_chance: the baseline answers {chance.accuracy:.1%} right, guessing {record.chance:.0%}{few}"
+    return f"{told}, more repeats do not help"
 
 
 def _warn_of_caps(items: pd.DataFrame, loss: _Loss, record: TaskRecord) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from driftgate.accuracy.generation import continue_streams, generate_streams
+from driftgate.accuracy.generation import continue_streams
 from driftgate.errors import InputError
 from driftgate.evals.run_subject import Subject
 from driftgate.evals.tasks import Streams, make_streams
@@ -31,18 +31,13 @@ def make_run_streams(subject: Subject, given: Sequence[tuple[int, ...]] = ()) ->
             tasks=suite.stream_tasks, n_sequences=suite.sequences, length=length, seed=suite.seed,
             difficulty=suite.difficulty,
         )  # fmt: skip
-    elif given:
+    else:
+        starts = given or [(loaded.first_token,)] * suite.sequences
         whole = continue_streams(
-            loaded.model, given, length=length, seed=suite.seed, batch=suite.batch, backend=subject.backend,
+            loaded.model, starts, length=length, seed=suite.seed, batch=subject.batch, backend=subject.backend,
             vocab_size=loaded.vocab_size,
         )  # fmt: skip
         streams = Streams(token_ids=whole, questions=(), stream_positions=length)
-    else:
-        sampled = generate_streams(
-            loaded.model, np.asarray([loaded.first_token]), n_sequences=suite.sequences, length=length,
-            seed=suite.seed, batch=subject.batch, backend=subject.backend, vocab_size=loaded.vocab_size,
-        )  # fmt: skip
-        return Streams(token_ids=sampled, questions=(), stream_positions=length)
     check_tokens(streams.token_ids, vocab_size=loaded.vocab_size, model=loaded.name)
     return streams
 

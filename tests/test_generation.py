@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from driftgate.accuracy.generation import continue_streams, generate_streams
+from driftgate.accuracy.generation import continue_streams
 from driftgate.accuracy.sampling import gumbel_rows, item_key
 from driftgate.kernels.contract import Backend
 
@@ -15,9 +15,9 @@ SIZES = {"length": 24, "seed": 5, "backend": Backend.TORCH, "vocab_size": 60}
 
 def test_streams_do_not_depend_on_the_batch_and_stay_in_the_vocabulary(tiny_model):
     """Rows of a linear layer are equal at one thread, whatever the batch (16 rows at least)."""
-    prompt = np.asarray([1, 7])
-    together = generate_streams(tiny_model, prompt, n_sequences=3, batch=3, **SIZES)
-    apart = generate_streams(tiny_model, prompt, n_sequences=3, batch=2, **SIZES)
+    prompt = (1, 7)
+    together = continue_streams(tiny_model, [prompt] * 3, batch=3, **SIZES)
+    apart = continue_streams(tiny_model, [prompt] * 3, batch=2, **SIZES)
     assert np.array_equal(together, apart)
     assert (together.shape, together.dtype) == ((3, 24), np.int64)
     assert (together[:, :2] == prompt).all()
@@ -27,16 +27,16 @@ def test_streams_do_not_depend_on_the_batch_and_stay_in_the_vocabulary(tiny_mode
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_a_stream_does_not_depend_on_how_many_there_are(tiny_model, batch):
-    prompt = np.asarray([1])
-    many = generate_streams(tiny_model, prompt, n_sequences=5, batch=4, **SIZES)
-    few = generate_streams(tiny_model, prompt, n_sequences=2, batch=batch, **SIZES)
+    prompt = (1,)
+    many = continue_streams(tiny_model, [prompt] * 5, batch=4, **SIZES)
+    few = continue_streams(tiny_model, [prompt] * 2, batch=batch, **SIZES)
     assert np.array_equal(few, many[:2])
-    other = generate_streams(tiny_model, prompt, n_sequences=2, batch=batch, **(SIZES | {"seed": 6}))
+    other = continue_streams(tiny_model, [prompt] * 2, batch=batch, **(SIZES | {"seed": 6}))
     assert not np.array_equal(few, other)
 
 
 def test_tokens_are_the_gumbel_maximum_of_the_models_own_logits(tiny_model):
-    streams = generate_streams(tiny_model, np.asarray([1]), n_sequences=2, batch=2, **SIZES)
+    streams = continue_streams(tiny_model, [(1,)] * 2, batch=2, **SIZES)
     with torch.no_grad():
         logits = tiny_model(torch.from_numpy(streams), use_cache=False).logits[..., :60].double()
     for number, stream in enumerate(streams):
@@ -54,7 +54,7 @@ def test_starts_of_unequal_lengths_are_kept_and_gone_on_with(tiny_model):
     for start, stream in zip(starts, found, strict=True):
         assert tuple(stream[: len(start)]) == start[:24]
     assert np.array_equal(found[:2], continue_streams(tiny_model, starts[:2], batch=1, **SIZES))
-    assert np.array_equal(found[:1], generate_streams(tiny_model, np.asarray([1]), n_sequences=1, batch=1, **SIZES))
+    assert np.array_equal(found[:1], continue_streams(tiny_model, [(1,)] * 1, batch=1, **SIZES))
     whole = continue_streams(tiny_model, starts[2:], batch=1, **SIZES)
     assert np.array_equal(whole, found[2:])
 
@@ -62,5 +62,5 @@ def test_starts_of_unequal_lengths_are_kept_and_gone_on_with(tiny_model):
 def test_every_decode_step_is_told(tiny_model):
     """Three streams in batches of two: two batches of 22 steps, as the last token is not fed."""
     steps = []
-    generate_streams(tiny_model, np.asarray([1]), n_sequences=3, batch=2, progress=steps.append, **SIZES)
+    continue_streams(tiny_model, [(1,)] * 3, batch=2, progress=steps.append, **SIZES)
     assert steps == [1] * (2 * (24 - 2))

@@ -217,6 +217,14 @@ def test_a_baseline_that_guesses_is_told_whatever_else_is_open():
     )
 
 
+def test_a_baseline_above_guessing_of_too_few_items_is_told_so():
+    found = one(with_answers(0, 0, 3, right=2), loss(2))
+    assert found.verdict == "inconclusive"
+    assert found.reason.startswith(
+        "at_chance: the baseline answers 66.7% right, guessing 25%, of too few items to tell, more repeats do not help"
+    )
+
+
 def test_a_task_that_generates_nothing_has_no_cap_to_hit():
     found = one(with_answers(0, 0, n_tokens=1, capped=False), rule("cap_hit_excess", 1.0))
     assert (found.verdict, "no cap to hit" in found.reason) == ("inconclusive", True)

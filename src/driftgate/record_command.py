@@ -38,20 +38,18 @@ def record(
     way, device = pick_backend(backend, device)
     _check_file(file)
 
-    import numpy as np
-
     from driftgate.accuracy.dump import record as record_layers
     from driftgate.accuracy.dump import save_dump
-    from driftgate.accuracy.generation import generate_streams
+    from driftgate.accuracy.generation import continue_streams
     from driftgate.accuracy.models import load_model
 
     loaded = load_model(folder, name=model, device=device, dtype=dtype)
     length = prefill + steps
     sampling = length - 2  # the first token is given, the second is sampled after it, the last is not fed
     with progress("decode steps", sampling + steps, not (quiet or no_progress)) as advance:
-        tokens = generate_streams(
-            loaded.model, np.asarray([loaded.first_token]), n_sequences=sequences, length=length, seed=seed,
-            batch=sequences, backend=way, vocab_size=loaded.vocab_size, progress=advance,
+        tokens = continue_streams(
+            loaded.model, [(loaded.first_token,)] * sequences, length=length, seed=seed, batch=sequences, backend=way,
+            vocab_size=loaded.vocab_size, progress=advance,
         )  # fmt: skip
         dump = record_layers(
             loaded.model, tokens, steps=steps, prefill=prefill, name=model, backend=way, progress=advance

@@ -217,24 +217,15 @@ def _compare(items: pd.DataFrame, record: TaskRecord, task: str, margin: float) 
     from driftgate.accuracy.items import BASELINE
     from driftgate.accuracy.noninferiority import paired_noninferiority
     from driftgate.accuracy.samples import CANDIDATE
+    from driftgate.accuracy.task_checks import tell_at_chance
 
     means = items.groupby(["plan", "item_id"])["correct"].mean().unstack("plan")
     found = paired_noninferiority(means[CANDIDATE] - means[BASELINE], margin, repeats=record.repeats)
-    guesses = _say_at_chance(items, record, task)
+    guesses = tell_at_chance(items, record, task)
     if guesses is None or found.verdict == "fail":
         return found
     bounds = found.reason.partition("; ")[0]
-    return replace(found, repeats_needed=None, reason=f"{guesses}, more repeats do not help; {bounds}")
-
-
-def _say_at_chance(items: pd.DataFrame, record: TaskRecord, task: str) -> str | None:
-    """As a pass that is withheld says it; None where the baseline is above guessing."""
-    from driftgate.accuracy.chance import items_above_chance
-    from driftgate.accuracy.items import score_baseline
-
-    chance = items_above_chance(score_baseline(items, task), record.chance)
-    told = f"at_chance: the baseline answers {chance.accuracy:.1%} right, guessing {record.chance:.0%}"
-    return None if chance else told
+    return replace(found, repeats_needed=None, reason=f"{guesses}; {bounds}")
 
 
 def _restate_repeats(verdict: VerdictRecord, items: pd.DataFrame, record: TaskRecord, task: str) -> VerdictRecord:
